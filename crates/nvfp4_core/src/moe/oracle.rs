@@ -134,8 +134,8 @@ impl Expected {
         }
     }
 
-    /// A [curve](kernels_gpu::curve): the product of a function of gate and a function of up. A function's interval is
-    /// its value, plus its slope times the distance to the ends of the sum, plus the errors of a device's arithmetic.
+    /// Returns the interval of a [curve](kernels_gpu::curve), the product of a function of gate and a function of up. Each
+    /// function's error is its slope times the sum's error, plus the errors of a device's arithmetic.
     fn curved(activation: Activation, gate: Sum, up: Sum) -> Self {
         if gate.error == f64::INFINITY || up.error == f64::INFINITY {
             return Self::Anything;

@@ -90,7 +90,10 @@ impl<'a> MoeTensors<'a> {
             let experts = count as usize;
             if let Some(bias) = tensor.bias {
                 if !sizes.biases {
-                    return Err(Error::Invalid("biases, but the sizes say that there are none".into()).at(name));
+                    return Err(Error::Invalid(
+                        "biases were given, but the sizes say that the layer has none; leave them out".into(),
+                    )
+                    .at(name));
                 }
                 bias.check(sizes.dtype, experts * rows as usize).map_err(|error| error.at(name))?;
             }

@@ -719,7 +719,8 @@ impl Tokens {
         Self { first: first / top_k, choice: first % top_k, reciprocal: (1u32 << Self::BITS).div_ceil(top_k) }
     }
 
-    /// Token of the choice that is `choice` choices after the first one, at most the number that a CTA sorts.
+    /// Returns the token of the choice that follows the first one by `choice`, which is at most the number of choices that
+    /// a CTA sorts.
     #[inline(always)]
     fn of(&self, choice: u32) -> u32 {
         // Rounding the reciprocal up increases the quotient by less than 1/k, so its integer part is exact. The product stays
