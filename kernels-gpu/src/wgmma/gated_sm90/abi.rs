@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the CTA is launched with fewer registers")]
+    #[should_panic(expected = "more registers than the CTA is launched with")]
     fn registers_beyond_the_cta_are_refused() {
         Registers { producer: 24, consumer: 248 }.check(2);
     }
