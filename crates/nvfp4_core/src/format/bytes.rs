@@ -23,10 +23,7 @@ impl Bytes<'_> {
         match self {
             Self::Borrowed(bytes) => Self::Borrowed(&bytes[range]),
             Self::Shared(owner, whole) => {
-                assert!(
-                    range.start <= range.end && range.end <= whole.len(),
-                    "the range must lie inside the bytes"
-                );
+                assert!(range.start <= range.end && range.end <= whole.len(), "the range must lie inside the bytes");
                 Self::Shared(owner.clone(), whole.start + range.start..whole.start + range.end)
             }
         }
