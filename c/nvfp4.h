@@ -222,17 +222,18 @@ typedef struct nvfp4_router {
   size_t top_groups;
   // Factor of the final weights; 1: none.
   float scale;
-  // Biases `[E]`, finite. For a GPU in its memory. Rules compare experts by score + bias, and without biases (null)
-  // by logit.
+  // Biases `[E]`, finite; in the memory of the device that computes. Rules compare experts by score + bias, and
+  // without biases (null) by logit.
   const float *bias;
   // Whether groups are compared by the sum of their two best experts, instead of the best one. Requires biases. This
   // and all fields below are for rules.
   bool best_two;
-  // One finite factor of the weights per expert, `[E]`; null for none. For a GPU in its memory.
+  // One finite factor of the weights per expert, `[E]`, in the memory of the device that computes; null for none.
   const float *expert_scale;
   // Number of the last experts that have no weights. If one of them is selected, its id is -1, and its weight stays.
   size_t null_experts;
-  // Experts of each token id, `[vocabulary, k]`, instead of a selection; null for none. For a GPU in its memory.
+  // Table of the experts of each token id, `[vocabulary, k]`, in the memory of the device that computes. It replaces
+  // the selection by logits; null for none.
   const int32_t *table;
   // Number of token ids in `table`.
   size_t vocabulary;

@@ -1,6 +1,6 @@
 """Inputs of the peers: a problem's NVFP4 weights and tokens, made on the GPU from a seed, and the exact reference.
 
-The distributions are those of the library's generators. Global scales are powers of two, so every decoded number is
+The distributions are the same as in the library's generators. Global scales are powers of two, so every decoded number is
 exact in bf16, and all peers compute with the same numbers.
 """
 

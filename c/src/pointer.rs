@@ -46,7 +46,9 @@ pub(crate) unsafe fn elements_mut<'a, T>(pointer: *mut T, len: usize, name: &str
 pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Error> {
     match pointer {
         pointer if pointer.is_null() => Err(Error::Invalid(format!("{name} is null"))),
-        pointer if !pointer.is_aligned() => Err(Error::Invalid(format!("{name} is not aligned"))),
+        pointer if !pointer.is_aligned() => {
+            Err(Error::Invalid(format!("{name} is not aligned to {} bytes", align_of::<T>())))
+        }
         _ => Ok(()),
     }
 }

@@ -116,17 +116,18 @@ pub struct nvfp4_router {
     pub top_groups: usize,
     /// Factor of the final weights; 1: none.
     pub scale: f32,
-    /// Biases `[E]`, finite. For a GPU in its memory. Rules compare experts by score + bias, and without biases (null)
-    /// by logit.
+    /// Biases `[E]`, finite; in the memory of the device that computes. Rules compare experts by score + bias, and
+    /// without biases (null) by logit.
     pub bias: *const f32,
     /// Whether groups are compared by the sum of their two best experts, instead of the best one. Requires biases. This
     /// and all fields below are for rules.
     pub best_two: bool,
-    /// One finite factor of the weights per expert, `[E]`; null for none. For a GPU in its memory.
+    /// One finite factor of the weights per expert, `[E]`, in the memory of the device that computes; null for none.
     pub expert_scale: *const f32,
     /// Number of the last experts that have no weights. If one of them is selected, its id is -1, and its weight stays.
     pub null_experts: usize,
-    /// Experts of each token id, `[vocabulary, k]`, instead of a selection; null for none. For a GPU in its memory.
+    /// Table of the experts of each token id, `[vocabulary, k]`, in the memory of the device that computes. It replaces
+    /// the selection by logits; null for none.
     pub table: *const i32,
     /// Number of token ids in `table`.
     pub vocabulary: usize,

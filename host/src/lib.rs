@@ -1,4 +1,4 @@
-//! NVFP4 grouped GEMM for mixture-of-experts models: formats, an exact oracle, backends and checkpoints.
+//! Mixture-of-experts and linear layers with 4-bit (NVFP4) weights: formats, an exact oracle, backends and checkpoints.
 //!
 //! Prepare a layer's weights once, then run steps of tokens on them; every output element can be checked:
 //!

@@ -279,7 +279,7 @@ fn shared_expert_in_bf16_and_fp8_is_added() {
         forms.into_iter().map(|(module, form)| (module, serde_json::Value::from(form))).collect();
     assert_eq!((&around["forms_on_host"], &around["branch_on_host"]), (&forms, &true.into()));
     let text = stdout(&nvfp4(folder, run));
-    let line = "around    beside the experts a branch of I 32: silu, tokens of H 32, on the host (BF16, FP8). ";
+    let line = "around    a branch beside the experts, 32 → 32 → 32 with silu, on the host (BF16, FP8). ";
     assert!(text.contains(line), "{text}");
     let text = stdout(&nvfp4(folder, "inspect model.safetensors"));
     assert!(text.contains("shared_expert.down_proj\n  1 × [32, 32] FP8; computed by moe\n"), "{text}");

@@ -123,7 +123,7 @@ fn filtered_weights_alone_become_floats() {
     assert!(!folder.join("other").exists());
 }
 
-/// Stores the experts of [`model`] as ModelOpt stores those of Llama 4: `[E, K/2, N]`.
+/// Stores the experts of [`model`] as ModelOpt stores the experts of Llama 4: `[E, K/2, N]`.
 fn fused_and_transposed(tensors: &Tensors) -> Tensors {
     let part = |expert: usize, projection: &str, suffix: &str| {
         let name = format!("{BLOCK}.experts.{expert}.{projection}{suffix}");

@@ -42,6 +42,14 @@ fn architecture_without_a_kernel_is_bad_input() {
 }
 
 #[test]
+fn architecture_of_no_gpu_is_bad_input() {
+    let output = run("--arch sm_999");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.starts_with("error: sm_999 is the architecture of no GPU; choose one of sm_80, sm_86, "), "{text}");
+}
+
+#[test]
 fn variant_is_computed_and_reported() {
     let report: serde_json::Value =
         serde_json::from_str(&stdout(run("--op gated --variant unfused,t64 --json"))).unwrap();

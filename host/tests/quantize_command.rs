@@ -495,7 +495,7 @@ fn mxfp4(model: &mut Tensors, module: &str, exponents: &[u8]) {
 }
 
 #[test]
-fn mxfp4_keeps_its_numbers_and_the_share_is_said() {
+fn mxfp4_keeps_its_numbers_and_the_share_is_reported() {
     let mut model = Tensors::default();
     // Gate and up share a global scale, so the larger exponent of both counts.
     mxfp4(&mut model, "layers.0.ffn.experts.0.w1", &[120, 105]);

@@ -12,7 +12,7 @@ pub fn exp_of_negative(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0;
     /// 1/i! for i from 7 to 0.
     const SERIES: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
-    /// Below this x, n is −127: the exponent field is 0, and so is the result.
+    /// Below this x, n is −127, so the exponent field and the result are 0.
     const LOWEST: f32 = -88.0;
     let x = x.max(LOWEST);
     let rounded = x * core::f32::consts::LOG2_E + ROUND;

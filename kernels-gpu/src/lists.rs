@@ -9,8 +9,8 @@ use crate::sorted::most_rows;
 /// Maximum number of experts per layer.
 pub const MAX_EXPERTS: u32 = 1024;
 
-/// Maximum number of experts of entries that are compiled for a smaller layer. Layers with more experts have entries of
-/// their own.
+/// Maximum number of experts of a layer that takes the entries for small layers. A layer with more experts takes the
+/// entries for large layers.
 pub const SMALL_EXPERTS: u32 = 512;
 
 /// Maximum number of experts that a token names.

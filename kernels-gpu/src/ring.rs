@@ -20,7 +20,7 @@ pub struct Ring<const BLOCKS: u32 = 1> {
     barriers: Mbarrier,
     /// Number of buffers.
     count: u32,
-    /// Twice the index of the current buffer, plus the parity of its full phase: one register.
+    /// Twice the index of the current buffer, plus the parity of its full phase, so that both take one register.
     place: u32,
 }
 

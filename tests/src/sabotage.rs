@@ -88,7 +88,7 @@ pub fn fault_of<T>(result: Result<T, Error>) -> Option<Fault> {
     result.err().map(|error| error.fault::<Fault>().unwrap_or_else(|| panic!("{error}")).clone())
 }
 
-/// Checks that sabotages of an entry are found, except exactly the spare ones. `is_found` runs a PTX text, and returns
+/// Checks that every sabotage of an entry is found, except the spare ones, which must not be found. `is_found` runs a PTX text, and returns
 /// `true` if a fault stops it or its output is wrong.
 pub fn check_sabotages(ptx: &str, entry: &str, sabotages: &[Sabotage], is_found: impl Fn(&str) -> bool + Sync) {
     check(ptx, entry, sabotages, usize::MAX, is_found);

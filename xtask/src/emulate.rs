@@ -34,7 +34,7 @@ pub struct Run {
     pub weights: [u64; 2],
     /// Bytes of tokens read by bulk copies, and by other loads.
     pub tokens: [u64; 2],
-    /// Bytes of intermediate results between launches read by bulk copies, and by other loads.
+    /// Number of bytes of intermediate results that a later launch reads: by bulk copies, and by other loads.
     pub intermediate: [u64; 2],
     /// Bytes of the output written by bulk copies, and by other stores.
     pub output: [u64; 2],

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_of_files_with_the_ending() {
+    fn only_files_with_the_ending_are_measured() {
         let folder = tempfile::tempdir().unwrap();
         for (name, bytes) in [("b.deb", 3), ("a.deb", 2), ("c.txt", 9)] {
             fs::write(folder.path().join(name), vec![0; bytes]).unwrap();

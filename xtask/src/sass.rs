@@ -132,7 +132,11 @@ fn check(ptxas: &Path, older: &Path, nvdisasm: &Path, built: &Built, card: &str)
     for (assembler, entries) in [(ptxas, Some(&entries)), (older, older_entries.as_ref())] {
         let Some(entries) = entries else { continue };
         let assembler = format!("ptxas {}", tools::version(assembler)?);
-        ensure!(!entries.is_empty(), "nvdisasm found no entry of {} for {card} by {assembler}", built.kernel);
+        ensure!(
+            !entries.is_empty(),
+            "nvdisasm lists no entry of {} for {card}, assembled by {assembler}",
+            built.kernel
+        );
         faults.extend(entries.iter().flat_map(|(entry, lines)| overwrites_in(entry, lines, card, &assembler)));
     }
 

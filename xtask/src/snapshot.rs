@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_constants_and_special_registers_matter() {
+    fn changed_instruction_constant_or_special_register_changes_the_snapshot() {
         for (from, to) in [("add.s32", "sub.s32"), ("12", "13"), ("%tid.x", "%tid.y"), ("%r7, 12", "%r8, 12")] {
             assert!(!entries(PTX).eq(entries(&PTX.replace(from, to))), "{from}");
         }

@@ -24,7 +24,7 @@ pub struct Sizes {
     turns: u32,
     /// Number of timed copies per CTA.
     copies: u32,
-    /// Number of timed copies per CTA of lines that neighbors share.
+    /// Number of timed copies per CTA, in the probe where neighboring CTAs share lines.
     shared_copies: u32,
     /// Cycles of a kernel, long enough to prepare the next kernel.
     work: u64,

@@ -241,7 +241,7 @@ fn llvm(tools: &Toolchain, arch: Arch, version: u32, ir: &str, ir_path: &Path) -
     Ok(ptx)
 }
 
-/// Raises the alignment of tensor-map parameters to 64. Such a parameter begins with a tensor map, and its kernel takes
+/// Raises the alignment of tensor-map parameters to 64. The parameter begins with a tensor map, and its kernel takes
 /// its address (`cuda_std::tensor_map_of_parameter!`). rustc declares the alignment of the parameter's type, at most
 /// 16.
 fn align_tensor_maps(ptx: Vec<u8>) -> Vec<u8> {

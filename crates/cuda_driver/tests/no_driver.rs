@@ -36,7 +36,7 @@ fn cust_gets_a_printable_error() {
 }
 
 #[test]
-fn calls_that_cust_lacks_fail_the_same_way() {
+fn calls_missing_in_cust_also_report_no_device() {
     if has_driver() {
         return;
     }

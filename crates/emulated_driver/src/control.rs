@@ -10,7 +10,7 @@ use crate::code::INVALID_VALUE;
 use crate::state::driver;
 
 functions! {
-    // Sets an option for later launches. Names and values are those of the environment variables without
+    // Sets an option for later launches. Names and values are the same as for the environment variables, without
     // `PTX_EMULATOR_`. If `message` is not null, it receives the text of an error, which `ptxEmulatorFree` frees.
     fn ptxEmulatorSet(name: *const c_char, value: *const c_char, message: *mut *mut c_char) {
         let mut driver = enter(NAME, Needs::Nothing)?;

@@ -157,7 +157,7 @@ impl Memory {
         if address.checked_add(bytes as u64).is_some_and(|last| last <= end) { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
-    /// Whether an address lies in the range of device allocations. Such an address is invalid on the host, even after
+    /// Whether an address lies in the range of device allocations. It is then invalid on the host, even after
     /// the allocation is freed.
     pub fn was_device(&self, address: u64) -> bool {
         self.reach.contains(&address)

@@ -28,7 +28,7 @@ pub struct Options {
     pub global_races: bool,
     /// Limits of each launch.
     pub limits: Vec<Limit>,
-    /// GPU whose clock launches run by. `None`: no clock.
+    /// GPU whose time is predicted. `None`: no time is predicted.
     pub clock: Option<ptx_emulator::Card>,
     /// With a clock: skip arithmetic that no control flow depends on.
     pub no_values: bool,
@@ -79,7 +79,7 @@ impl Options {
         "QUIET",
     ];
 
-    /// A new timeline of the GPU whose clock launches run by.
+    /// Returns a new timeline of the GPU whose time is predicted. `None`: no time is predicted.
     pub fn timeline(&self) -> Option<Timeline> {
         let timeline = self.clock.clone().map(Timeline::new);
         if self.no_values { timeline.map(Timeline::without_values) } else { timeline }

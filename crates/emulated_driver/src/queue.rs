@@ -39,7 +39,7 @@ struct Event {
 #[derive(Clone, Copy, PartialEq)]
 enum Recorded {
     Queued(Index),
-    /// In the capture that began on this stream, after this operation if there is one.
+    /// Place in a capture: the stream on which the capture began, and the operation before this place, if there is one.
     Captured(Handle, Option<Index>),
 }
 

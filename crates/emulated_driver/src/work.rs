@@ -139,7 +139,7 @@ impl Copy {
         self.from_pitch = [width, width * rows];
     }
 
-    /// Whether the copy ends in pageable host memory. Such a copy is complete when the call returns.
+    /// Whether the copy ends in pageable host memory. If so, the copy is complete when the call returns.
     pub fn to_pageable(&self) -> bool {
         matches!(self.to, End::Host(_))
     }

@@ -41,7 +41,8 @@ pub struct Stream(pub Handle);
 /// `cudaStreamPerThread`.
 const PER_THREAD: Handle = 2;
 
-/// Arguments of functions in which the null stream is the thread's own.
+/// Arguments of functions with a default stream per thread. In these functions the null stream stands for the stream of
+/// the calling thread.
 pub trait PerThread: Sized {
     fn own(self) -> Self {
         self

@@ -16,6 +16,10 @@ use std::{fmt, str::FromStr};
 /// Compute capability of a device: major, minor.
 pub type Capability = (u32, u32);
 
+/// Compute capabilities from 8.0 on that GPUs have (PTX ISA, ".target").
+pub const CAPABILITIES: [Capability; 11] =
+    [(8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)];
+
 /// Range of devices that code for an architecture runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reach {

@@ -9,7 +9,7 @@
 //! | Gemma 4 | `pre_feedforward_layernorm_2` | `post_feedforward_layernorm_2` | dense MLP from `pre_feedforward_layernorm` to `post_feedforward_layernorm_1` |
 //!
 //! In every family, the host also computes a shared expert that is not NVFP4 ([`FeedForward`]). An NVFP4 shared expert whose
-//! activation differs from that of the routed experts is a layer of its own.
+//! activation differs from the routed experts' activation is a layer of its own.
 //!
 //! A norm that all branches share does not belong to the layer: tokens are behind the one before the branches, and the
 //! output is the sum of the branches.
@@ -77,7 +77,7 @@ static SHARED_EXPERT: Family = Family {
 };
 
 impl Family {
-    /// Modules without which a layer is none of the family's layers.
+    /// Returns the modules that identify the family: a layer that lacks one of them belongs to another family.
     fn signs(&self) -> impl Iterator<Item = &'static str> {
         [&self.before, &self.behind].into_iter().filter_map(|names| names.projection.or(names.norm))
     }
@@ -91,7 +91,7 @@ impl Family {
     }
 }
 
-/// Returns `true` if a name contains a projection before or behind the experts, or one that may be such a projection.
+/// Returns `true` if a name contains a module that is, or may be, a projection before or behind the experts.
 pub(super) fn is_projection(name: &str) -> bool {
     let is_known = |segment| FAMILIES.iter().any(|family| family.projections().any(|known| known == segment));
     name.contains("latent") || name.split('.').any(is_known)

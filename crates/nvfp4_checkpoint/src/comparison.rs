@@ -163,13 +163,13 @@ pub enum Difference {
 /// A comparison that is planned.
 pub struct Comparison<'a> {
     models: [&'a Checkpoint; 2],
-    /// Weights of both, by module.
+    /// Weights that both models have, by module.
     weights: BTreeMap<String, [Matrix<'a>; 2]>,
-    /// Weights of only the reference, or only the model.
+    /// Weights that only the reference has, and weights that only the model has.
     alone: [Vec<String>; 2],
-    /// Tensors of only one that belong to no weight of both.
+    /// Tensors that only the reference has, and tensors that only the model has, without the compared weights' tensors.
     tensors_alone: [Vec<&'a str>; 2],
-    /// Tensors of both that belong to no weight.
+    /// Tensors that both models have and that belong to no weight.
     others: Vec<&'a str>,
 }
 

@@ -393,7 +393,7 @@ impl Examination {
         Ok(Self { findings, weights })
     }
 
-    /// The worst that an engine makes of the findings; `None`: nothing concerns it.
+    /// Returns the worst effect that a finding has in an engine. `None`: no finding concerns the engine.
     pub fn verdict(&self, engine: Engine) -> Option<Effect> {
         self.findings.iter().filter_map(|finding| finding.effect(engine)).max()
     }

@@ -15,7 +15,7 @@ use nvfp4_core::moe::Activation;
 /// nothing is rounded between the projections.
 #[derive(Clone, Debug)]
 pub struct FeedForward {
-    /// Activation of gate and up, which can have another limit than that of the routed experts.
+    /// Activation of gate and up, whose limit can differ from the limit of the routed experts.
     pub activation: Activation,
     /// `[I, H]`; present if and only if the activation has a gate.
     pub gate: Option<Projection>,
@@ -55,14 +55,14 @@ impl FeedForward {
 }
 
 impl Checkpoint {
-    /// Whether a block has a projection in floats or FP8. Such a block is no layer of NVFP4 experts.
+    /// Whether a block has a projection in floats or FP8. If so, the block is no layer of NVFP4 experts.
     pub(super) fn has_other_forms(&self, block: &Block<'_>) -> bool {
         let is_other = |tensor: Tensor<'_>| floats::DTYPES.contains(&tensor.dtype) || tensor.dtype == Dtype::F8_E4M3;
         let mut modules = Role::ALL.into_iter().flat_map(|role| block.modules(role));
         modules.any(|module| self.tensor(&format!("{module}.weight")).is_some_and(is_other))
     }
 
-    /// Returns the names of the tensors of such a block; some of them may not exist.
+    /// Returns the names of the tensors of a block in floats or FP8; some of them may not exist.
     ///
     /// # Errors
     /// Returns an error if the weights of a projection cannot be read.

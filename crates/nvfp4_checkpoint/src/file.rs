@@ -146,7 +146,7 @@ impl Mapped {
         // SAFETY: the map is read-only. Like every reader of mapped models, this code assumes that nothing changes the
         // file while it is mapped; programs that replace files by renaming comply. If bytes change nevertheless, only
         // numbers change: no index or length is read from the map twice, and `check_unchanged` detects it. Access to a
-        // page that was cut off raises SIGBUS; `signals.rs` makes such a page read as zeros.
+        // page that was cut off raises SIGBUS; `signals.rs` makes this page read as zeros.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let guard = Guarded::new(&map);
         Ok(Self { path: path.to_owned(), guard, map, opened })

@@ -217,7 +217,8 @@ impl Checkpoint {
     }
 }
 
-/// Returns one number per part of an expert, of numbers for all, per expert, or per part; `None` for another count.
+/// Returns one number per part of each expert. `stored` has one number in all, one per expert, or one per part; `None`
+/// for another count.
 fn spread(stored: &[f32], experts: usize, parts: usize) -> Option<Vec<f32>> {
     let all = experts * parts;
     [1, experts, all].contains(&stored.len()).then(|| (0..all).map(|part| stored[part * stored.len() / all]).collect())

@@ -20,7 +20,7 @@ pub(super) struct InputScale {
 
 impl Checkpoint {
     /// Adds the input scales of a layer's blocks to its weights. `fp8_tokens`: the model's algorithm, if its scales are
-    /// those of FP8 tokens.
+    /// for FP8 tokens.
     pub(super) fn with_input_scales<'a>(
         &self,
         weights: MoeWeights<'a>,
@@ -69,7 +69,7 @@ impl Checkpoint {
 
 /// Returns why the input scales of a model with FP8 tokens cannot be used.
 pub(super) fn of_fp8_tokens(algorithm: &str) -> String {
-    format!("the input scales of {algorithm} are those of FP8 tokens")
+    format!("the input scales of {algorithm} are for FP8 tokens")
 }
 
 /// Returns why the scales cannot be used, if one is missing or wrong.

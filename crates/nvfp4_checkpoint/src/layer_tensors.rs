@@ -27,7 +27,7 @@ pub(super) struct Scope<'s> {
     /// router, of the projections around the experts and of `on_host`, so everything in the layer that adds to the block's
     /// output matters.
     pub router: Option<Vec<&'s str>>,
-    /// One of the blocks, whose projections have any form: `router` has all their tensors that are computed.
+    /// Block whose projections the host computes, in any form. Their tensors are in `router`.
     pub on_host: Option<&'s Block<'s>>,
 }
 

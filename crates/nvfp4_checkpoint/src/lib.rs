@@ -101,7 +101,7 @@ pub struct Checkpoint {
     files: Vec<TensorFile>,
     /// Index into `files` of the file that holds each tensor.
     file_of: BTreeMap<String, usize>,
-    /// Part of the model whose layers are read, such as `talker`; `None`: the only part with such a layer.
+    /// Part of the model whose layers are read, such as `talker`; `None`: the only part that has the layer.
     stack: Option<String>,
 }
 

@@ -47,8 +47,8 @@ impl Checkpoint {
     /// and input scale if they exist. Also accepts the name of the weight tensor, which ends in `.weight`.
     ///
     /// # Errors
-    /// Returns an error if the module does not exist, a part is missing or wrong, or a part is not computed. A transform of
-    /// the tokens is such a part; [`Checkpoint::scaled_linear`] returns it.
+    /// Returns an error if the module does not exist, a part is missing or wrong, or a part is not computed, such as a
+    /// transform of the tokens; [`Checkpoint::scaled_linear`] returns the transform.
     pub fn linear(&self, module: &str, dtype: TokenDtype) -> Result<LinearWeights<'_>, Error> {
         let ScaledLinear { weights, transform } = self.scaled_linear(module, dtype)?;
         let name = format!("{}{PRE_QUANT_SCALE}", module_of(module));

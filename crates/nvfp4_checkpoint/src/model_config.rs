@@ -87,7 +87,7 @@ impl ModelConfig {
         everywhere.filter_map(|part| part.get(key)).find(|value| !value.is_null())
     }
 
-    /// Whether the model's type, or the one of its language model, begins with `name`.
+    /// Whether the type of the model or of its language model begins with `name`.
     pub(super) fn is_model(&self, name: &str) -> bool {
         let of = |value: Option<&Value>| value.and_then(Value::as_str).is_some_and(|model| model.starts_with(name));
         of(self.get("model_type")) || of(self.config.get("model_type"))
@@ -303,7 +303,7 @@ impl ModelConfig {
             };
             let inverse = apply.get("inverse").is_some_and(|inverse| inverse == true);
             if found.replace(InputTransform { group, kind, block, inverse }).is_some() {
-                return refuse("is its second one of the tokens, which is not computed");
+                return refuse("transforms the tokens a second time, which is not computed");
             }
         }
         Ok(found)
@@ -398,7 +398,7 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the algorithm if the model's input scales are those of FP8 tokens, which mean nothing for NVFP4 tokens.
+    /// Returns the algorithm if the model's input scales are for FP8 tokens, which mean nothing for NVFP4 tokens.
     pub(super) fn fp8_tokens(&self) -> Option<&str> {
         self.quantization()?.get("quant_algo")?.as_str().filter(|algorithm| algorithm.starts_with("W4A8"))
     }

@@ -453,7 +453,7 @@ impl Checkpoint {
     /// Loads the experts of each token id.
     fn table(&self, name: &str, top_k: usize) -> Result<Table, Error> {
         let at = |error: Error| error.at(self.place(name));
-        let tensor = self.tensor(name).expect("the name is one of an existing tensor");
+        let tensor = self.tensor(name).expect("the tensor exists");
         let [vocabulary, width] = tensor.shape[..] else {
             let expected = "[token ids, experts of a token]".into();
             return Err(at(Error::Shape { got: tensor.shape.to_vec(), expected }));

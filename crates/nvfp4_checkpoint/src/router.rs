@@ -136,8 +136,8 @@ impl RouterRule {
         self.factor
     }
 
-    /// Returns the rule with the corrections of a layer of `experts` experts, with the factors of their weights (empty for
-    /// none), and with the table that gives experts to token ids, if there is one.
+    /// Returns the rule for a layer of `experts` experts, completed by tensors of the layer: `corrections` of the scores,
+    /// one factor of the weights per expert (`expert_scale`, may be empty), and the `table` of experts by token id.
     pub(super) fn scoring(
         &self,
         experts: usize,

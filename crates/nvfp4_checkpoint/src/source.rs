@@ -2,7 +2,7 @@
 //! whole tensor or a part of a tensor with all experts of a layer, and is stored row by row or transposed. This module
 //! knows no tensor names.
 //!
-//! FP8 is OCP's E4M3 with a factor per block, row or tensor (DeepSeek's `weight_scale_inv` is such a factor). MXFP4 is
+//! FP8 is OCP's E4M3 with a factor per block, row or tensor (for instance DeepSeek's `weight_scale_inv`). MXFP4 is
 //! e2m1 with a power of two per 32 elements along K (OCP Microscaling Formats Specification 1.0, section 5.2).
 
 use std::borrow::Cow;

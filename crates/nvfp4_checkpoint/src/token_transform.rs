@@ -125,7 +125,8 @@ impl Checkpoint {
         experts: &[MoeExpert<'_>],
         matrices: &mut Matrices,
     ) -> Result<Vec<ExpertTransforms>, Error> {
-        // Experts in one tensor have no transforms; `ModelConfig::check_transforms` refuses those of the configuration.
+        // Experts in one tensor have no transforms; `ModelConfig::check_transforms` refuses the
+        // configuration's transforms.
         if block.kind == Kind::Fused {
             return Ok(vec![ExpertTransforms::default(); experts.len()]);
         }
@@ -138,7 +139,7 @@ impl Checkpoint {
                 match &found {
                     Some((other, first)) if *first != transform => {
                         let what = format!(
-                            "the tokens of this projection are transformed in another way than those of {other}"
+                            "the tokens of this projection and the tokens of {other} are transformed differently"
                         );
                         let remedy = "both read the same tokens; export the model again";
                         return Err(Error::NotComputed(format!("{what}; {remedy}")).at(self.place(module)));

@@ -89,8 +89,8 @@ fn shared_factors_multiply_the_tokens_after_routing() {
     for (message, words) in [
         (
             refusal(&["gate_proj"], |_| vec![0.5; 32]),
-            "experts.0.up_proj: the tokens of this projection are transformed in another way than those of \
-             model.layers.0.mlp.experts.0.gate_proj",
+            "experts.0.up_proj: the tokens of this projection and the tokens of \
+             model.layers.0.mlp.experts.0.gate_proj are transformed differently",
         ),
         (refusal(&gate_up, |_| vec![0.5; 16]), "its shape is [16]"),
         (refusal(&gate_up, |_| vec![f32::NAN; 32]), "factor 0 of the tokens is NaN"),
@@ -246,7 +246,7 @@ fn hadamard_transforms_of_the_tokens_are_computed() {
 }
 
 #[test]
-fn global_input_scale_of_quark_counts() {
+fn global_input_scale_of_quark_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = with_part(folder.path(), ".input_scale_2", &[0.125]);
     assert_eq!(checkpoint.input_scale(MODULE).unwrap(), Some(0.125));

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tail_far_below_a_tie_still_decides_it() {
+    fn digits_far_below_a_tie_decide_the_rounding() {
         let (f16_tie, bf16_tie, tail) = (1.0 + 2f64.powi(-11), 1.0 + 2f64.powi(-8), 2f64.powi(-50));
         for (dtype, tie, below) in [(TokenDtype::F16, f16_tie, 0x3C00), (TokenDtype::Bf16, bf16_tie, 0x3F80)] {
             assert_eq!([tie - tail, tie, tie + tail].map(|x| dtype.round(x)), [below, below, below + 1]);

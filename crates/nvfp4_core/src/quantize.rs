@@ -187,8 +187,8 @@ pub fn quantize_blocks_measured<T: Number>(
     quantize_blocks_by(Scales::Max, numbers, global, values, scales)
 }
 
-/// Like [`quantize_blocks_measured`], with another rule for the scales of blocks. `global` is
-/// [`Scales::global_scale_for`] the tensor's largest magnitude.
+/// Like [`quantize_blocks_measured`], with another rule for the scales of blocks. `global` comes from
+/// [`Scales::global_scale_for`] with the tensor's largest magnitude.
 ///
 /// # Errors
 /// [`Error::NotFinite`] with the index of the number.

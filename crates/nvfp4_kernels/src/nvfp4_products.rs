@@ -12,7 +12,7 @@ use super::products::{Operands, ProductInstance, most_token_tiles as most_tiles}
 use super::tensor_map::MapArguments;
 
 /// Up to this many rows, a launch before a product quantizes its operand with several warps per row, and a product
-/// loads weights before that launch has ended, if it has such an instance. With more rows, there are enough rows for
+/// loads weights before that launch has ended, if it has an instance for that. With more rows, there are enough rows for
 /// all SMs, and quantizing takes longer than the stages' weights.
 pub const FEW_ROWS: u64 = ROUTE_CHOICES as u64;
 
@@ -32,15 +32,16 @@ pub fn tile_tokens(rows: u64, experts: u64) -> u32 {
 /// Operands of NVFP4 tokens, as in [`Parameter`]. Tensor maps are built from the addresses of values.
 #[derive(Clone, Copy)]
 pub struct Nvfp4 {
-    /// Values of the tokens, and number of rows that they have room for.
+    /// Address of the values of the tokens.
     pub tokens: Address,
+    /// Number of rows that the values have room for.
     pub rows: u64,
     pub token_scales: Address,
     pub globals: Address,
-    /// 0: there are no lists, because all rows belong to the single expert.
+    /// Address of the first row of each expert. 0: there are no lists, because all rows belong to the single expert.
     pub firsts: Address,
     pub tile_firsts: Address,
-    /// Values of the weights.
+    /// Address of the values of the weights.
     pub weights: Address,
     pub weight_scales: Address,
     pub alpha: [Address; 2],

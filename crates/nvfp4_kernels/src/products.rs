@@ -53,8 +53,8 @@ pub struct ProductInstance {
 }
 
 impl ProductInstance {
-    /// Properties of the instances of kernels that have one instance per kind of product and tile size, one CTA of which
-    /// fits an SM. Name, sizes and resources are missing.
+    /// Common properties of a kernel's instances, without name, sizes and resources. The kernel has one instance per
+    /// kind of product and tile size, and one CTA per SM.
     pub const ALONE: Self = Self {
         entry: "",
         matrices: 0,

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packed_code_comes_back_and_its_hash_tells_codes_apart() {
+    fn packed_code_is_restored_and_identified_by_its_hash() {
         let code = b".version 8.7\n".repeat(1000);
         let (packed, hash) = pack(&code).unwrap();
         assert!(packed.len() < code.len() / 10);

@@ -64,7 +64,7 @@ pub struct Uses {
     /// Propagation of undefined bits from sources to destinations. `None`: every bit of a destination becomes
     /// undefined.
     pub carries: Option<Carries>,
-    /// The same for destination predicates.
+    /// Propagation of undefined bits to destination predicates. `None`: the predicates become undefined.
     pub decides: Option<Decides>,
     /// Index in `reads` of the first value that is only stored.
     pub stored_from: Option<usize>,
@@ -182,7 +182,7 @@ impl Kernel {
     }
 
     /// Instructions that use the value of a load, or a value computed from it, for more than writing registers. `None`:
-    /// the value decides whether such an instruction is executed.
+    /// the value decides whether one of these instructions is executed.
     pub(crate) fn outlets(&self, load: u32) -> Option<Vec<u32>> {
         let mut outlets = BTreeSet::new();
         let (mut open, mut seen) = (self.written(load), HashSet::new());
@@ -272,8 +272,8 @@ impl Kernel {
         jumps.chain(next).filter(|&pc| (pc as usize) < self.code.len())
     }
 
-    /// Instructions whose execution a branch decides. `None`: other threads may observe one of them, or the two paths
-    /// do not meet.
+    /// Returns the instructions between a branch and the point where its paths meet. `None`: another thread may observe
+    /// one of these instructions, or the paths do not meet.
     fn decided_by(&self, branch: u32) -> Option<Vec<u32>> {
         self.code[branch as usize].uses.jump?;
         let join = self.joins.get_or_init(|| self.joins())[branch as usize]?;
@@ -292,8 +292,8 @@ impl Kernel {
         Some(decided.into_iter().collect())
     }
 
-    /// For each instruction, the first instruction where all paths from it meet. `None`: they meet at the end of the
-    /// function.
+    /// Returns, for each instruction, the first instruction where all paths from it meet. `None`: the paths meet at the
+    /// end of the function.
     ///
     /// These are the immediate post-dominators, by Cooper, Harvey and Kennedy: "A Simple, Fast Dominance Algorithm".
     fn joins(&self) -> Vec<Option<u32>> {

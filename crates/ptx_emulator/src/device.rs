@@ -386,7 +386,7 @@ fn check(kernel: &Kernel, config: &LaunchConfig) -> Result<(), Fault> {
     if let Some(most) = kernel.limits.max_threads
         && threads > most.into()
     {
-        return refuse(format!("{threads} threads a CTA; `.maxntid` allows {most}"));
+        return refuse(format!("{threads} threads per CTA; `.maxntid` allows {most}"));
     }
     if let Some(required) = kernel.limits.required_threads
         && required != block

@@ -565,7 +565,7 @@ impl Prepared {
     /// Explores the orders of the launch. The launch that it overlaps, if any, runs before on the file's schedule.
     ///
     /// # Errors
-    /// If the file describes several launches. The inner result is that of [`Device::explore`].
+    /// If the file describes several launches. The inner result comes from [`Device::explore`].
     pub fn explore(&mut self, bounds: &Bounds) -> Result<Result<Exploration, Fault>> {
         self.ensure_single()?;
         Ok(self.before().and_then(|config| self.device.explore(&self.module, &self.entry, &config, &self.args, bounds)))
@@ -582,7 +582,7 @@ impl Prepared {
     }
 
     fn ensure_single(&self) -> Result<()> {
-        ensure!(self.then.is_empty(), "`then`: orders are of one launch; leave the other launches out");
+        ensure!(self.then.is_empty(), "`then`: an order describes a single launch; leave the other launches out");
         Ok(())
     }
 

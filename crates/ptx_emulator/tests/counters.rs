@@ -22,7 +22,7 @@ const MMA: &str =
     "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%f0, %f1, %f2, %f3}, {%r4, %r5}, {%r6}, {%f4, %f5, %f6, %f7};";
 
 #[test]
-fn load_distance_counts_matrix_operations_before_its_use() {
+fn load_distance_counts_matrix_operations_until_the_use() {
     let zero = "mov.b32 %r4, 0; mov.b32 %r5, 0; mov.b32 %r6, 0;
         mov.f32 %f4, 0f00000000; mov.f32 %f5, 0f00000000; mov.f32 %f6, 0f00000000; mov.f32 %f7, 0f00000000;
         setp.eq.u32 %p0, %r0, 0;

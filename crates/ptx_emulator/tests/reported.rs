@@ -46,6 +46,9 @@ struct Report {
     /// Runs on the fair schedule alone, because the program is slow.
     #[serde(default)]
     fair_only: bool,
+    /// No schedule shows the bug, but `Device::explore` does: `tests/explore.rs` checks that.
+    #[serde(default)]
+    explored: bool,
     /// The bug is in the list although nobody has reported it. It is not counted.
     #[serde(default)]
     unreported: bool,
@@ -102,8 +105,8 @@ fn cell(verdicts: &BTreeMap<String, usize>) -> String {
 fn page() -> String {
     let mut rows = String::new();
     let (mut left, mut notes) = (String::new(), String::new());
-    let (mut run, mut found, mut somewhere, mut stopped) = (0, 0, 0, 0);
-    for Report { report, bug, programs, left: reason, note, fair_only, unreported } in reports() {
+    let (mut run, mut found, mut somewhere, mut by_explore, mut stopped) = (0, 0, 0, 0, 0);
+    for Report { report, bug, programs, left: reason, note, fair_only, explored, unreported } in reports() {
         let Some(programs) = programs else {
             writeln!(left, "| {report} | {bug} | {} |", reason.expect("a report without programs says why")).unwrap();
             continue;
@@ -120,7 +123,9 @@ fn page() -> String {
         if !unreported {
             run += 1;
             found += usize::from(default.keys().all(is_fault));
-            somewhere += usize::from([&machine, &default, &strict].iter().any(|each| each.keys().any(is_fault)));
+            let is_somewhere = [&machine, &default, &strict].iter().any(|each| each.keys().any(is_fault));
+            somewhere += usize::from(is_somewhere);
+            by_explore += usize::from(explored && !is_somewhere);
             stopped += usize::from(right.keys().any(|verdict| verdict != "right"));
         }
         let [machine, default, strict, right] = [machine, default, strict, right].map(|verdicts| cell(&verdicts));
@@ -138,6 +143,8 @@ fn page() -> String {
     writeln!(page, "| with programs | {run} |").unwrap();
     writeln!(page, "| a fault at default on every schedule | {found} |").unwrap();
     writeln!(page, "| a fault at some level on some schedule | {somewhere} |").unwrap();
+    writeln!(page, "| found by `explore` in addition | {by_explore} |").unwrap();
+    writeln!(page, "| found by a schedule or by `explore` | {} |", somewhere + by_explore).unwrap();
     writeln!(page, "| mended programs that are stopped or wrong at default | {stopped} |").unwrap();
     writeln!(page, "\n## Programs\n\n| report | bug | machine | default | strict | mended | buggy program |").unwrap();
     page.push_str("|---|---|---|---|---|---|---|\n");

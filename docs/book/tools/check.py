@@ -1,4 +1,4 @@
-"""Runs the shell blocks of the README and of the book, and checks their links.
+"""Runs the shell blocks of the README and of the book, and checks their links and the paths that they name.
 
     check.py COMMANDS [--html FOLDER] [PAGE ...]
 
@@ -13,7 +13,7 @@ one folder. A second word says why a block does not run here:
     build     compiles for minutes, in a checkout of the repository
     files     needs files that the test does not have
 
-Such a block is still checked: its paths exist, and its commands know its options. The number of these blocks is in
+A block that does not run is still checked: its paths exist, and its commands know its options. The number of these blocks is in
 `SKIPPED`, so that no block stops running unnoticed.
 """
 
@@ -148,6 +148,23 @@ def check_links(pages: list[pathlib.Path]) -> int:
     return count
 
 
+def check_paths(pages: list[pathlib.Path]) -> int:
+    """Checks that each source file that a document names exists, and returns the number of names.
+
+    A name may omit the first folders. A line with nothing but a name and a colon is the head of a block that adds the file.
+    """
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    known = {"/".join(parts[begin:]) for parts in (file.split("/") for file in files) for begin in range(len(parts))}
+    count = 0
+    for page in pages:
+        for line in page.read_text().splitlines():
+            for path in re.findall(r"`(?:…/)?([\w./-]+\.(?:rs|py))`(?!:$)", line):
+                count += 1
+                if path not in known:
+                    sys.exit(f"{page.relative_to(ROOT)}: {path} does not exist")
+    return count
+
+
 class Anchors(html.parser.HTMLParser):
     """Ids and links of a page."""
 
@@ -194,6 +211,7 @@ def main() -> None:
     check_readme()
     pages = [page.resolve() for page in options.pages] or documents()
     print(f"{check_links(pages)} links of documents name files")
+    print(f"{check_paths(pages)} source files of documents exist")
     check_rust(pages)
     if options.html:
         print(f"{check_html(options.html.resolve())} links of the book name files and headings")

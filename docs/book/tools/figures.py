@@ -75,6 +75,41 @@ def vllm_table(version: str, model: str) -> str:
     return f"H200, vLLM {version}: {link}\n\n" + table(head, rows)
 
 
+def times_table() -> str:
+    """Returns the times of each contender from its start on, and of prefills beside the times of their kernels."""
+    runs = read("h200-vllm.json")[VLLM]["generate"]["qwen3-30b-a3b"]
+    runs = {name: runs[name] for name in CONTENDERS if name in runs}
+    kernels = [(f"{batch} × {prompt}", f"{batch}x{prompt}") for batch, prompt in ((1, 32), (16, 32), (128, 32))]
+    rows = [
+        ["ready, s", *(f"{run['ready_seconds']:.0f}" for run in runs.values())],
+        ["first token of the first request, ms", *(f"{run['first_token_ms'][0]:.1f}" for run in runs.values())],
+        ["first token of the second request, ms", *(f"{run['first_token_ms'][1]:.1f}" for run in runs.values())],
+        ["a prefill of 512, ms", *(f"{run['prefill']['512']['ms']:.1f}" for run in runs.values())],
+        ["a prefill of 2048, ms", *(f"{run['prefill']['2048']['ms']:.1f}" for run in runs.values())],
+        ["kernels of a prefill of 2048, ms", *(f"{run['profile']['1x2048']['gpu_ms']:.1f}" for run in runs.values())],
+    ] + [
+        [f"kernels of {words} tokens and 16 steps, ms", *(f"{run['profile'][key]['gpu_ms']:.1f}" for run in runs.values())]
+        for words, key in kernels
+    ]
+    return table(["Qwen3-30B-A3B's shape", *(CONTENDERS[name] for name in runs)], rows)
+
+
+def saved_table() -> str:
+    """Returns the time that each load saves beside vLLM's best kernels, and the part that the layers' own times explain."""
+    runs = read("h200-vllm.json")[VLLM]["generate"]["qwen3-30b-a3b"]
+    points = read("h200-layer.json")["points"].values()
+    points = {point["tokens"]: point for point in points if point["model"] == "qwen3-30b" and point["routing"] == "uniform"}
+    loads = [(f"a step of batch {n}", n, lambda run, n=n: run["generate"][str(n)]["step_ms"]) for n in (1, 128)]
+    loads += [(f"a prefill of {n}", n, lambda run, n=n: run["prefill"][str(n)]["ms"]) for n in (512, 2048, 8192)]
+    rows = []
+    for words, tokens, time in loads:
+        ours, best = time(runs["nvfp4"]), min(time(runs["humming"]), time(runs["marlin"]))
+        point = points[tokens]
+        layers = runs["nvfp4"]["layers"] * (min(layer_report.rivals(point).values()) - layer_report.own(point)) / 1e3
+        rows.append([words, *(f"{ms:.1f}" for ms in (ours, best, best - ours, layers))])
+    return table(["ms", "this library", "best of vLLM's own", "difference", "of 48 MoE layers"], rows)
+
+
 def groups_table(name: str) -> str:
     recorded = read(name)
     contenders = ["gated_sm90", "gated_simt", "torch bf16", "triton", "marlin", "humming"]
@@ -176,6 +211,8 @@ def missed_table() -> str:
 
 SECTIONS = {
     "vllm": lambda: vllm_table(VLLM, "qwen3-30b-a3b"),
+    "vllm-times": times_table,
+    "vllm-saved": saved_table,
     "vllm-gpt-oss": lambda: vllm_table(VLLM, "gpt-oss-120b"),
     "vllm-0.24": lambda: vllm_table("0.24.0", "qwen3-30b-a3b"),
     "layer-means": means,

@@ -139,7 +139,7 @@ def rules() -> str:
     engines = dict(re.findall(r'Self::(\w+) => "([^"]*)"', text))
     found = re.findall(r'\n    rule\(\s*"([^"]*)",\s*Engine::(\w+),\s*(\w+|"[^"]*"),\s*Effect::(\w+),\s*"([^"]*)"', text)
     if len(found) != text.count("\n    rule("):
-        sys.exit(f"{DOCTOR}: {text.count(chr(10) + '    rule(')} rules, of which {len(found)} were read")
+        sys.exit(f"{DOCTOR}: {text.count(chr(10) + '    rule(')} rules exist, and {len(found)} were read")
     rows = ["| code | engine | versions | effect | remedy |\n|---|---|---|---|---|\n"]
     for code, engine, versions, effect, remedy in found:
         versions = versions.strip('"') if versions.startswith('"') else constants[versions]

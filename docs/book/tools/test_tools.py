@@ -68,6 +68,17 @@ class Documents(unittest.TestCase):
         text = "```text\n[a](b.md)\n```\n`x` [c](start/c.md)"
         self.assertEqual(links.mended(text, links.page), text)
 
+    def test_source_file_that_does_not_exist_is_found(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".md", dir=ROOT) as page:
+            page.write("`tools/check.py` and `…/moe/problem.rs`\n\n`host/src/new.rs`:\n")
+            page.flush()
+            self.assertEqual(check.check_paths([pathlib.Path(page.name)]), 2)
+            page.write("in `host/src/new.rs`\n")
+            page.flush()
+            with self.assertRaises(SystemExit) as ended:
+                check.check_paths([pathlib.Path(page.name)])
+        self.assertIn("host/src/new.rs does not exist", str(ended.exception))
+
     def test_html_without_its_target_is_found(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)

@@ -257,6 +257,10 @@ mod tests {
     fn unknown_architectures_and_invalid_ptx_are_refused() {
         let refusal = |arch| Emulated::new(arch, Options::default()).err().unwrap().to_string();
         assert_eq!(refusal("sm_70"), "no kernel runs on sm_70; choose one of sm_80, sm_90a, sm_100f, sm_120f");
+        let known = "sm_80, sm_86, sm_87, sm_88, sm_89, sm_90, sm_100, sm_103, sm_110, sm_120, sm_121";
+        for arch in ["sm_999", "sm_999a", "sm_130", "sm_91"] {
+            assert_eq!(refusal(arch), format!("{arch} is the architecture of no GPU; choose one of {known}"));
+        }
         assert_eq!(refusal("h200"), "`h200` is not an architecture; choose one of sm_80, sm_90a, sm_100f, sm_120f");
         for arch in arches() {
             let gpu = Emulated::new(arch, Options::default()).unwrap();

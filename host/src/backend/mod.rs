@@ -151,7 +151,7 @@ pub trait Operation: Sized + 'static {
     fn poison(output: &mut Self::Output);
 }
 
-/// Groups of products with one matrix or with gate and up ([`problem`](crate::problem)).
+/// Grouped GEMMs: each expert has one matrix, or gate and up ([`problem`](crate::problem)).
 #[derive(Clone, Copy, Debug)]
 pub struct Grouped;
 

@@ -30,13 +30,13 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use message::message;
 
-/// NVFP4 grouped GEMM for mixture-of-experts models: run it, check it, and read and write checkpoints.
+/// Mixture-of-experts and linear layers with 4-bit (NVFP4) weights: run and check them, and read and write checkpoints.
 #[derive(Parser)]
 #[command(name = "nvfp4", version = version(), arg_required_else_help = true)]
 #[command(after_help = "Examples:
   nvfp4 run                                     the default shape on the best device here, verified
   nvfp4 run --weights model/ --layer 3          a layer of a real checkpoint
-  nvfp4 quantize model/ model-nvfp4/            f32, f16, bf16 to NVFP4
+  nvfp4 quantize model/ model-nvfp4/            f32, f16, bf16, FP8, MXFP4 to NVFP4
   nvfp4 verify model-nvfp4/ --source model/     its errors, weight by weight, the worst first
   nvfp4 inspect model-nvfp4/                    what is in a checkpoint, and what is wrong with it
   nvfp4 roofline --shape decode-1 --gpu h200    the least time that a shape can take")]

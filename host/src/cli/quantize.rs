@@ -41,7 +41,7 @@ metadata are copied bit for bit.
 
 Never quantized, even if included: routers, towers for images and sound, layers that draft tokens (mtp), embeddings and \
 the output head. Projections that engines merge (q k v; q_a kv_a; gate up) and the experts of a layer are quantized together \
-or not at all. The report lists each included tensor that is not quantized, with the reason. If such a tensor was not excluded \
+or not at all. The report lists each included tensor that is not quantized, with the reason. If one of them was not excluded \
 on purpose, nothing is written and the exit code is 2.
 
 A calibration is a safetensors file with activations [.., K] or their largest magnitudes by module \
@@ -93,7 +93,7 @@ pub struct Args {
     /// Gaussian matrix has an error of 9.5 %, 8.2 % or 8.7 %.
     #[arg(long, value_name = "RULE", default_value = Scales::Max.name(), value_parser = scales())]
     scales: Scales,
-    /// Refuse MXFP4 weights of which a block cannot keep its numbers, instead of rounding the block.
+    /// Refuse an MXFP4 weight if one of its blocks cannot keep its numbers, instead of rounding the block.
     #[arg(long)]
     exact: bool,
     /// Report what would be done, and write nothing.

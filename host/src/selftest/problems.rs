@@ -110,8 +110,10 @@ const LINEAR: [(usize, u32); 12] = [
 /// Like `LINEAR`, for a layer whose K has two parts on Hopper.
 const LINEAR_SPLIT: [(usize, u32); 7] = [(1, 132), (16, 12), (32, 12), (64, 12), (96, 12), (128, 1), (200, 1)];
 
-/// N and K of the linear layers, and of the ones whose K has two parts.
+/// N and K of the linear layers.
 const LINEAR_SIZES: [usize; 2] = [592, 208];
+
+/// N and K of the linear layers whose K has two parts.
 const LINEAR_SPLIT_SIZES: [usize; 2] = [208, 12304];
 
 /// Like `LINEAR`, with FP8 tokens.
@@ -154,7 +156,7 @@ fn of_groups(kernel: GroupedKernel) -> Vec<Part> {
     parts
 }
 
-/// Curves, each of which some instances compute in a self-test.
+/// Curves that a self-test computes, each with some of the instances.
 const CURVES: [Activation; 4] = [
     Activation::Situ { beta: 4.0, linear: Some(2.0) },
     Activation::SwigluStep { limit: 1.5 },

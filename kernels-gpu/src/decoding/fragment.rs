@@ -48,8 +48,8 @@ impl Fragment {
         Self { lane, rows: [first_row + odd, first_row + 1 - odd], leads: lane == 0 && pair == 0 }
     }
 
-    /// This thread's fragment in a narrow gated tile: one row of each panel, row g of its warp's eight rows. They are
-    /// rows g and g+8 of `wgmma`'s A, gate first, so that one thread has both.
+    /// This thread's fragment in a narrow gated tile: row g of its warp's eight rows, in gate's panel and in up's. The two
+    /// rows are rows g and g+8 of `wgmma`'s A, so one thread has both.
     #[inline(always)]
     pub const fn narrow(&self) -> Self {
         let row = self.rows[0] / 2;
@@ -64,7 +64,7 @@ impl Fragment {
         Self::of(thread % WARP_SIZE, thread / WARP_SIZE - WARPS)
     }
 
-    /// Arrives once for the warp, after all that its lanes have done.
+    /// Arrives once for the whole warp, behind all earlier accesses of its lanes.
     ///
     /// # Safety
     /// The barrier has been initialized, and its phase lacks an arrival. The whole warp makes this call together.

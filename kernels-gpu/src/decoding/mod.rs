@@ -69,7 +69,7 @@ const WIDE_STEP: u32 = 16;
 /// Specifications per Compute Capability").
 pub const SHARED_BYTES: u32 = 227 << 10;
 
-/// Shared memory of an SM, and the part of it that the system reserves per CTA, in bytes (same source).
+/// Bytes of shared memory of an SM, and bytes that the system reserves per CTA (same source).
 const MULTIPROCESSOR_SHARED_BYTES: u32 = 228 << 10;
 const RESERVED_SHARED_BYTES: u32 = 1 << 10;
 
@@ -97,7 +97,7 @@ pub struct Shape {
     pub tile_tokens: u32,
     /// Smallest N of the tensor core's products. There is a mainloop for each N from there to `tile_tokens`.
     pub least_n: u32,
-    /// Number of warpgroups that multiply: two that take turns, or four or one that do not.
+    /// Number of warpgroups that multiply: one, two that take turns, or four without turns.
     pub consumers: u32,
     /// `true` if a warpgroup has 64 rows of a tile's two panels together, `false` if it has 64 rows of each. Narrow
     /// tiles distribute little work over as many CTAs as possible.
@@ -130,7 +130,7 @@ impl Shape {
         self.consumers * WARPGROUP_ROWS / if self.narrow { PANELS as u32 } else { 1 }
     }
 
-    /// Parts of a stage per thread: one part of each panel, or one part in all.
+    /// Parts of a stage per thread: one of each panel or, in a narrow tile, one of both panels together.
     pub const fn parts(self) -> usize {
         if self.narrow { 1 } else { PANELS }
     }
@@ -171,7 +171,7 @@ impl Shape {
         assert!(self.matrices == 1 || self.matrices == 2);
         assert!(
             self.least_n > 0 && self.least_n.is_multiple_of(CORE_MATRIX_ROWS),
-            "the smallest N must be whole core matrices"
+            "the smallest N must be a multiple of a core matrix's rows"
         );
         let most = MAX_TILE_TOKENS / self.parts() as u32;
         assert!(
@@ -201,9 +201,9 @@ const fn resident_blocks(consumers: u32) -> u32 {
 /// Registers per thread after `setmaxnreg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
-    /// `activate` takes the scaled sums of gate and up, or of one element and 0.
+    /// Registers per thread of the warpgroup that loads.
     pub producer: u32,
-    /// In each warpgroup that multiplies.
+    /// Registers per thread of each warpgroup that multiplies.
     pub consumer: u32,
 }
 
@@ -230,6 +230,9 @@ impl Registers {
         // `setmaxnreg` redistributes them.
         let threads = resident_blocks(consumers) * (1 + consumers) * WARPGROUP;
         let launched = MULTIPROCESSOR_REGISTERS / threads / 8 * 8 * (1 + consumers);
-        assert!(producer + consumers * consumer <= launched, "the CTA is launched with fewer registers");
+        assert!(
+            producer + consumers * consumer <= launched,
+            "the warpgroups take more registers than the CTA is launched with"
+        );
     }
 }

@@ -97,14 +97,14 @@ impl<D: Decode> Rows<D> {
 /// Places of a thread's rows in the panels of a stage.
 #[derive(Clone, Copy)]
 pub struct StagedRows {
-    /// Bytes from the panel of the first row to the panel of the second row, which has the same place there. 0 if the
-    /// two rows are neighbors in one panel, which are swapped in odd pairs.
+    /// Bytes from the first row's panel to the second row's; both rows have the same place in their panels. 0: the two
+    /// rows are neighbors in one panel, and an odd pair of rows is swapped ([`Fragment`]).
     second_panel: u32,
     /// Rows of a panel whose units lie without gaps.
     piece_rows: u32,
     /// Offset of the first row's words in a panel of a whole k-block.
     words: u32,
-    /// Offset of the first row's scales, likewise.
+    /// Offset of the first row's scales in a panel of a whole k-block.
     scales: u32,
 }
 

@@ -133,8 +133,7 @@ impl TileLists {
         }
     }
 
-    /// The last expert whose tiles of tokens begin at or before this one, with its first tile and the next expert's
-    /// first tile.
+    /// Returns the expert of a tile of tokens, with its first tile and the next expert's first tile.
     ///
     /// # Safety
     /// The requirements of [`Self::find`].

@@ -186,7 +186,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn nibbles_map_one_to_one_to_columns_of_one_scale() {
+    fn nibbles_of_a_word_map_to_columns_of_one_scale() {
         let mut found = BTreeSet::new();
         for (lane, word) in (0..ROW_LANES).flat_map(|lane| (0..LANE_WORDS as u32).map(move |word| (lane, word))) {
             for nibble in 0..8 {

@@ -24,7 +24,7 @@ pub(crate) struct Inbox {
     threads: u32,
     /// Pieces per thread.
     pieces: u32,
-    /// Rank of this CTA: the half of the tile's tokens that it writes.
+    /// Rank of this CTA, 0 or 1. The CTA writes this half of the tile's tokens.
     pub(crate) rank: u32,
 }
 

@@ -23,7 +23,7 @@ pub struct QuantizedC {
     pub input_scales: u64,
     /// Address of the values, as documented in [`nvfp4_rows`](crate::nvfp4_rows); 0 if C is not quantized.
     pub values: u64,
-    /// Address of the scales, likewise.
+    /// Address of the scales, as documented in [`nvfp4_rows`](crate::nvfp4_rows); 0 if C is not quantized.
     pub scales: u64,
     /// Address of each row's global scale, f32; 0 if C is not quantized.
     pub globals: u64,
@@ -41,8 +41,8 @@ pub struct Launch {
     /// a box of [`K_BLOCK_BYTES`](crate::tcgen05::gated_sm100::abi::K_BLOCK_BYTES) × the instance's tokens. Maps come
     /// first, because the kernel passes on their addresses, not their bytes.
     pub token_map: TensorMap,
-    /// Tensor map of the weights' values, likewise, with a box of
-    /// [`TILE_ROWS`](crate::tcgen05::gated_sm100::abi::TILE_ROWS) rows: each expert's matrices, `n` rows each.
+    /// Tensor map of the weights' values: each expert's matrices, `n` rows each. It differs from `token_map` in its box
+    /// of [`TILE_ROWS`](crate::tcgen05::gated_sm100::abi::TILE_ROWS) rows.
     pub weight_map: TensorMap,
     /// Address of the tokens' scales, a multiple of 16, as documented in [`nvfp4_rows`](crate::nvfp4_rows).
     pub token_scales: u64,
@@ -75,8 +75,7 @@ pub struct Launch {
     pub output: u32,
     /// Activation of the products.
     pub activation: epilogue::Activation,
-    /// Number of rows of C if the product is a plain one of one expert that has all rows: a linear layer. 0 if lists
-    /// define each expert's rows.
+    /// Number of rows of C in a linear layer, whose only expert has all rows. 0 if lists define each expert's rows.
     pub rows: u32,
     /// Keeps the size a multiple of the alignment.
     pub unused: [u32; 2],

@@ -184,8 +184,8 @@ impl<K: Kind<P>, const P: usize> Consumer<K, P> {
                 if K::SHAPE.ping_pong() {
                     self.turns.pass(&self.fragment);
                 }
-                // The next k-block's fragments reuse the registers of multiplied fragments: first those of the first
-                // group of products, while the second group still runs.
+                // The next k-block's fragments reuse the registers of multiplied fragments. The first group's
+                // registers come first, while the second group of products still runs.
                 let more = k_block + 1 < k_blocks;
                 if more {
                     // Four warpgroups lack the registers to load before the first group is complete.

@@ -25,7 +25,7 @@ pub struct Piece {
     slab_units: u32,
     /// Index of the piece's first unit in the slab.
     first: u32,
-    /// Number of units of the piece, at most the number it has room for.
+    /// Number of units of the piece. It is at most the number of units that the piece has room for.
     units: u32,
 }
 

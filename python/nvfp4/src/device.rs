@@ -32,6 +32,8 @@ impl Launchers {
         Ok(Self { linear: of(gpu.linear_launcher()), moe: of(gpu.moe_launcher()), router: of(gpu.router_launcher()) })
     }
 
+    /// Returns the launcher of linear layers.
+    ///
     /// # Errors
     /// [`Error`] if there is no kernel for the device. The other getters return the same error.
     pub fn linear(&self) -> PyResult<&LinearLauncher> {

@@ -112,7 +112,7 @@ impl<'py> Lists<'py> {
         let (bias, expert_scale) = (read(0, "bias", Dtype::F32)?, read(1, "expert_scale", Dtype::F32)?);
         let (table, token_ids) = (read(2, "table", Dtype::I32)?, read(3, "token_ids", Dtype::I32)?);
         if table.is_some() != token_ids.is_some() {
-            return Err(invalid("token_ids", "a table and token ids come together; pass both or neither"));
+            return Err(invalid("token_ids", "pass both a table and token ids, or neither"));
         }
         Ok(Self { bias, expert_scale, table, token_ids })
     }

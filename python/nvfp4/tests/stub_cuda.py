@@ -4,7 +4,7 @@
     stub_cuda.py FOLDER [PACKAGE...]
     LD_LIBRARY_PATH=FOLDER python -c "import torch"
 
-The folder gets one library for each of NVIDIA's libraries that PyTorch is linked with, and those of other packages (`vllm`) if they are
+The folder gets one library for each of NVIDIA's libraries that PyTorch is linked with, and for each library of other packages (`vllm`) if they are
 named. A stub library has the functions that the packages use, and each function returns an error, as on a machine without a GPU. PyTorch's
 CPU code is unchanged. Needs readelf and a C compiler.
 """

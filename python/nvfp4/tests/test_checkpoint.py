@@ -109,7 +109,7 @@ FORMS = {"gate_proj": torch.bfloat16, "up_proj": torch.float32, "down_proj": tor
 
 
 def qwen3_5_mixed():
-    """A shared expert in other precisions, with a gate. The factors of the tokens are those of the routed experts alone."""
+    """A shared expert in other precisions, with a gate. The factors of the tokens belong to the routed experts alone."""
     tensors, config = qwen3_5()
     return unquantized(tensors, f"{LAYER}.mlp.shared_expert", FORMS), config
 

@@ -101,7 +101,7 @@ class _ModelOpt(_Packed):
 class Nvfp4Linear(_ModelOpt, ModelOptFp4LinearMethod):
     """`quant_algo: NVFP4`."""
 
-    # Some models fuse such a layer with others if it multiplies NVFP4 tokens in SGLang's own kernels.
+    # Some models fuse a layer with this mode with others if SGLang's own kernels multiply its NVFP4 tokens.
     quant_mode = "nvfp4"
 
 

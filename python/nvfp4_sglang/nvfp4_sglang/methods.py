@@ -112,7 +112,7 @@ class _Packed:
 
 
 def _local(scales, layer):
-    """Returns the input scales of this rank's experts; SGLang loads those of all experts."""
+    """Returns the input scales of this rank's experts; SGLang loads the scales of all experts."""
     first = layer.moe_ep_rank * layer.num_local_experts if len(scales) != layer.num_local_experts else 0
     return scales[first : first + layer.num_local_experts]
 

@@ -34,7 +34,7 @@ def linear_backend():
 def activation_of(config):
     """Returns `nvfp4`'s word for a layer's activation (`None` if it has none), and whether rows of gate and up alternate.
 
-    The definitions are those of SGLang's runner in Triton.
+    The definitions follow SGLang's runner in Triton.
     """
     name, limit, slope = config.activation, config.gemm1_clamp_limit, config.gemm1_alpha
     if name == "silu" and config.is_gated:

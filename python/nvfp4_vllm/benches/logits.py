@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares logits with those of a bf16 model of the dequantized weights, for this library's kernels and Marlin's.
+"""Compares logits with the logits of a bf16 model of the dequantized weights, for this library's kernels and Marlin's.
 
     logits.py write FOLDER                       writes the models: a few layers of Qwen3-30B-A3B's shape, random weights
     logits.py run FOLDER MODEL CONTENDER         writes logits of a prompt of 1280 tokens to FOLDER

@@ -120,7 +120,7 @@ def lora(config):
 
 
 class Ranks:
-    """A group of ranks, of which this process is the first. The other one has as many tokens, and the same experts."""
+    """A group of two ranks. This process is the first one. The other one has as many tokens, and the same experts."""
 
     world_size = 2
 
@@ -382,7 +382,7 @@ def run(case):
     assert not case.error, "no error"
     assert any(case.says in message for message in said.messages), said.messages
     names = lambda kind: [module for module in model.modules() if type(module).__name__ == kind]
-    # `__name__` of our experts is that of vLLM's. A compressed-tensors layer has a scheme instead of a method of its own.
+    # Our experts have the same `__name__` as vLLM's. A compressed-tensors layer has a scheme instead of a method of its own.
     class_of = lambda layer: type(getattr(layer, "scheme", layer.quant_method)).__qualname__
     layers, fused = experts_of(model), names("QKVParallelLinear")
     for found, expected in ((layers, case.experts), (fused, case.linear)):

@@ -35,7 +35,7 @@ pub struct SearchBounds {
 }
 
 impl SearchBounds {
-    /// The library's bounds. A `ValueError` names the one that is invalid.
+    /// Returns the library's bounds. A `ValueError` names the invalid bound.
     pub fn bounds(&self) -> PyResult<Bounds> {
         let time = Duration::try_from_secs_f64(self.seconds).map_err(|_| {
             PyValueError::new_err(format!("seconds: {}; expected a number that is not negative", self.seconds))

@@ -205,7 +205,7 @@ def test_search_through_all_orders_raises_a_fault_that_launch_replays():
         explore(NO_BARRIER, block=64, args=[out])
     fault = caught.value
     assert fault.kind in ("data-race", "uninitialised-shared") and fault.schedule.startswith("order:")
-    assert (out == 5).all(), "memory is that of before the launch"
+    assert (out == 5).all(), "memory is as before the launch"
     with pytest.raises(Fault) as again:
         launch(NO_BARRIER, block=64, args=[out], schedule=fault.schedule)
     assert (again.value.kind, again.value.line) == (fault.kind, fault.line)

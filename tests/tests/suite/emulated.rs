@@ -93,7 +93,7 @@ fn fault(gpu: &Emulated, line: usize, changed: &str) -> Option<Fault> {
 }
 
 #[test]
-fn every_broken_load_store_and_barrier_is_found() {
+fn breaking_any_load_store_or_barrier_is_found() {
     const SABOTAGES: [(&str, &str, FaultKind); 4] = [
         ("bar.sync", "// ", FaultKind::DataRace),
         ("st.shared", "// ", FaultKind::UninitializedShared),

@@ -100,7 +100,7 @@ fn run(ptx: &str) -> Result<Option<String>, Error> {
 }
 
 #[test]
-fn every_removed_copy_wait_and_arrival_is_found() {
+fn removing_any_copy_wait_or_arrival_is_found() {
     const SABOTAGES: [Sabotage; 5] = [
         Sabotage::leave_out("mbarrier.init", 2),
         Sabotage::do_not_wait(2),
@@ -113,7 +113,7 @@ fn every_removed_copy_wait_and_arrival_is_found() {
 }
 
 #[test]
-fn every_removed_mma_and_wrong_scale_selector_is_found() {
+fn removing_any_mma_or_changing_a_selector_is_found() {
     let gpu = worst();
     let products = lines_of(gpu.ptx(), ENTRY, "mma.sync");
     assert!(products.len() >= 8, "2 slabs, 2 groups of 8 tokens and 2 steps need 8 MMAs, found {}", products.len());

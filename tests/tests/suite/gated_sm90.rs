@@ -103,7 +103,7 @@ fn fault(gpu: &Emulated, ptx: &str) -> Option<Fault> {
 }
 
 #[test]
-fn every_removed_sync_copy_and_mma_is_found() {
+fn removing_any_sync_copy_or_mma_is_found() {
     const SABOTAGES: [Sabotage; 8] = [
         Sabotage::leave_out("mbarrier.init", 4),
         Sabotage::do_not_wait(7),

@@ -101,7 +101,7 @@ fn experts_and_router_of_both_formats_make_a_layer() {
 }
 
 #[test]
-fn input_scales_are_all_used_or_the_fault_is_said() {
+fn input_scales_are_used_or_refused_with_the_reason() {
     let mut tensors = apart(Format::ModelOpt);
     for (expert, name) in (0..EXPERTS).flat_map(|expert| NAMES.map(|name| (expert, name))) {
         let scale = (1 + expert) as f32 / if name == "up_proj" { 64.0 } else { 128.0 };
@@ -567,7 +567,7 @@ fn one_of_two_stacks_of_layers_is_chosen_by_name() {
 }
 
 #[test]
-fn dense_gate_and_up_in_one_matrix_are_its_halves() {
+fn halves_of_a_dense_matrix_are_gate_and_up() {
     let mut tensors = Tensors::default();
     tensors.set_nvfp4(&format!("{BLOCK}.gate_up_proj"), Format::CompressedTensors, [32, HIDDEN], 3);
     tensors.set_nvfp4(&format!("{BLOCK}.down_proj"), Format::CompressedTensors, [HIDDEN, 16], 4);
@@ -660,7 +660,7 @@ fn set_in_form(tensors: &mut Tensors, module: &str, [n, k]: [usize; 2], form: &s
             tensors.set(format!("{module}.weight"), raw(Dtype::F16, &[n, k], &bytes));
         }
         "fp8" | "fp8 rows" | "fp8 blocks" => {
-            // The scale is 1/2, so the codes are those of twice the numbers.
+            // The scale is 1/2, so the codes stand for twice the numbers.
             tensors.set(format!("{module}.weight"), raw(Dtype::F8_E4M3, &[n, k], &codes([0, 0x38, 0x40, 0xC0])));
             match form {
                 "fp8" => tensors.set(format!("{module}.input_scale"), f32s(&[1], &[0.5])),
@@ -742,7 +742,7 @@ struct Parts {
     output: Vec<u16>,
 }
 
-/// Computes such a layer of five tokens on the CPU, and checks experts and branch.
+/// Computes a layer with experts and a branch for five tokens on the CPU, and checks both.
 fn parts_of(layer: &MoeLayer<'_>) -> Parts {
     let dtype = TokenDtype::Bf16;
     let run = |weights: &MoeWeights<'_>, inputs: &MoeInputs<'static>| {
@@ -932,7 +932,7 @@ fn wrong_parts_of_a_layer_with_a_dense_branch_are_refused_by_name() {
     for name in ["router.scale", "router.per_expert_scale"] {
         let missing = without(name);
         assert!(missing.contains(&format!("{} is missing", named(name))), "{missing}");
-        // Another model's router with such a tensor is another router.
+        // With this tensor, another model's router is another router.
         let other = refusal(Some(qwen3()), |tensors| {
             tensors.set(format!("{BLOCK}.router.proj.weight"), router(EXPERTS));
             tensors.remove(&format!("{BLOCK}.gate.weight"));
@@ -1045,7 +1045,7 @@ fn shared_expert_on_the_host_reads_the_layers_own_tokens() {
         });
         assert_eq!(output, rounded(rows));
     });
-    // Weights on the input (Llama 4) are those of the routed experts alone.
+    // Weights on the input (Llama 4) belong to the routed experts alone.
     let mut tensors = apart(Format::ModelOpt);
     set_block(&mut tensors, &format!("{BLOCK}.shared_expert"), HIDDEN, ["bf16"; 3]);
     let llama = json!({"model_type": "llama4_text", "num_experts_per_tok": 1, "hidden_act": "silu"});

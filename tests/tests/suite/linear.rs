@@ -224,7 +224,7 @@ fn broken_decoded(ptx: &str) -> Result<usize, Error> {
 const DECODED: &str = "linear_f16_t64_decoded";
 
 #[test]
-fn every_removed_sync_copy_and_mma_of_decoded_weights_is_found() {
+fn removing_any_sync_copy_or_mma_of_decoded_weights_is_found() {
     // Spare instructions: four more mainloops are for fewer tokens and do not run here, and a CTA's only tile does not
     // need to release its last buffer.
     const SABOTAGES: [Sabotage; 6] = [
@@ -372,21 +372,21 @@ fn check_bulk_copies(of: &ByWarp, instance: (&str, usize, u32)) {
 }
 
 #[test]
-fn every_removed_sync_copy_and_mma_is_found_on_sm_120() {
+fn removing_any_sync_copy_or_mma_is_found_on_sm_120() {
     for instance in [INSTANCES[0], INSTANCES[3]] {
         check_bulk_copies(&CONSUMER, instance);
     }
 }
 
 #[test]
-fn every_removed_sync_copy_and_mma_is_found_on_sm_90() {
+fn removing_any_sync_copy_or_mma_is_found_on_sm_90() {
     for instance in [HOPPER.instances[0], HOPPER.instances[3]] {
         check_bulk_copies(&HOPPER, instance);
     }
 }
 
 #[test]
-fn every_removed_sync_copy_and_mma_is_found_on_sm_80() {
+fn removing_any_sync_copy_or_mma_is_found_on_sm_80() {
     for instance in [INSTANCES[0], INSTANCES[3]] {
         let entry = format!("linear_sm80_f16_{}", instance.0);
         const SABOTAGES: [Sabotage; 2] =
@@ -436,7 +436,7 @@ fn two_parts_of_k_are_right_and_have_the_same_bits_for_every_number_of_tokens() 
             let out = verified(layer.as_mut(), &weights, &step).out;
             (layer.counters().expect("a kernel ran").kernel.clone(), out)
         };
-        // Besides each instance: tiles of one token, of an odd number, and tiles of which one half has no tokens.
+        // Besides each instance: tiles of one token, of an odd number of tokens, and tiles with tokens in one half only.
         let further = [(3, 132), (9, 1), (33, 132), (40, 132), (64, 132), (65, 132), (130, 4), (150, 2)];
         let whole = run(200, 1).1;
         let calls = SPLIT.iter().map(|&(name, tokens, sms)| (Some(name), tokens, sms));
@@ -499,7 +499,7 @@ fn check_split(instance: &str, tokens: usize, sms: u32, sabotages: &[Sabotage]) 
 }
 
 #[test]
-fn every_removed_sync_and_exchange_of_a_cluster_is_found() {
+fn removing_any_sync_or_exchange_of_a_cluster_is_found() {
     const OF_WARPS: [Sabotage; 6] = [
         Sabotage::leave_out("mbarrier.init", 3),
         Sabotage::do_not_wait(4),
@@ -522,7 +522,7 @@ fn every_removed_sync_and_exchange_of_a_cluster_is_found() {
 }
 
 #[test]
-fn every_removed_move_of_a_first_part_is_found() {
+fn removing_any_move_of_a_first_part_is_found() {
     let entry = split_entry("t128_c128", TokenDtype::F16);
     let ptx = only_entries(nvfp4::kernels::ptx("linear_sm90").expect("a kernel of this name"), |name| name == entry);
     // Generic loads and stores of local memory: nothing else of the kernel is generic.

@@ -205,7 +205,7 @@ fn fault(ptx: &str, tokens: usize) -> Option<Fault> {
 }
 
 #[test]
-fn every_removed_wait_and_barrier_is_found() {
+fn removing_any_wait_or_barrier_is_found() {
     // The grid that gate and up wait for is not part of the layer, so `griddepcontrol.wait` is only removed from down.
     let sabotages = [Sabotage::leave_out("griddepcontrol.wait", 1), Sabotage::leave_out("bar.sync", 1)];
     for (names, tokens) in [(NAMES, 3), (ONE_NAMES, 1)] {
@@ -216,7 +216,7 @@ fn every_removed_wait_and_barrier_is_found() {
 }
 
 #[test]
-fn every_removed_mma_and_wait_is_found() {
+fn removing_any_mma_or_wait_is_found() {
     for (names, tokens, columns) in [(NAMES, 3, LONG), (ONE_NAMES, 1, ONE_LONG)] {
         let layers = columns.map(|columns| long(TokenDtype::F16, columns, tokens));
         let steps = layers.each_ref().map(|(weights, inputs)| step(weights, inputs.clone()));

@@ -278,7 +278,7 @@ fn missing_wait_for_the_token_grid_is_found() {
 }
 
 #[test]
-fn every_removed_sync_copy_and_mma_is_found() {
+fn removing_any_sync_copy_or_mma_is_found() {
     const SABOTAGES: [Sabotage; 9] = [
         Sabotage::leave_out("mbarrier.init", 54),
         // The spare wait is for a free tile slot: at the start all slots are free.
@@ -309,7 +309,7 @@ fn every_removed_sync_copy_and_mma_is_found() {
 }
 
 #[test]
-fn every_removed_sync_of_alternating_warpgroups_is_found() {
+fn removing_any_sync_of_alternating_warpgroups_is_found() {
     const SABOTAGES: [Sabotage; 5] = [
         Sabotage::do_not_wait(16).spare(6),
         Sabotage::leave_out("mbarrier.arrive", 16).spare(5),

@@ -799,7 +799,7 @@ fn infinities_stay_in_their_token_and_missing_rows_add_nothing() {
 }
 
 #[test]
-fn sums_can_follow_the_lists_that_they_use() {
+fn combine_can_run_directly_after_the_lists() {
     let module = module(route_ptx(HOPPER));
     let routing = Routing::random(70, 4, 8, 96);
     let expected = routing.expected();
@@ -983,7 +983,7 @@ fn fault(line: usize, changed: &str, routing: &Routing, schedule: Schedule) -> O
 }
 
 #[test]
-fn every_removed_barrier_and_wait_is_found() {
+fn removing_any_barrier_or_wait_is_found() {
     /// Entry, instruction, number of occurrences, number that can be removed unnoticed. Two `bar.warp.sync` are spare,
     /// because votes also keep the lanes together: one between a warp's first counts and its rounds, one between pairs
     /// of rounds.

@@ -149,7 +149,7 @@ fn check_schedules(arch: &str, weights: &MoeWeights<'_>, step: &MoeStep<'_>, nam
 }
 
 #[test]
-fn every_removed_sync_copy_and_mma_is_found() {
+fn removing_any_sync_copy_or_mma_is_found() {
     const SABOTAGES: [Sabotage; 11] = [
         Sabotage::leave_out("mbarrier.init", 26),
         // Spare waits: the first tile's slot is empty from the start, and no emulated schedule fills all slots later.
@@ -170,7 +170,7 @@ fn every_removed_sync_copy_and_mma_is_found() {
 }
 
 #[test]
-fn every_removed_sync_copy_and_mma_of_sorted_tokens_is_found() {
+fn removing_any_sync_copy_or_mma_of_sorted_tokens_is_found() {
     const SABOTAGES: [Sabotage; 10] = [
         Sabotage::leave_out("mbarrier.init", 32),
         // The spare wait is for the first tile's slot, which is empty from the start.
@@ -188,7 +188,7 @@ fn every_removed_sync_copy_and_mma_of_sorted_tokens_is_found() {
 }
 
 #[test]
-fn every_removed_copy_wait_and_arrival_is_found_on_sm_120() {
+fn removing_any_copy_wait_or_arrival_is_found_on_sm_120() {
     const SABOTAGES: [Sabotage; 6] = [
         // Warps do not take turns on sm_120, so the two mbarriers for turns are unused.
         Sabotage::leave_out("mbarrier.init", 26).spare(2),
@@ -207,14 +207,14 @@ fn every_removed_copy_wait_and_arrival_is_found_on_sm_120() {
 }
 
 #[test]
-fn every_removed_wait_and_barrier_is_found_on_sm_80() {
+fn removing_any_wait_or_barrier_is_found_on_sm_80() {
     const SABOTAGES: [Sabotage; 2] =
         [Sabotage::leave_out("cp.async.wait_group", 2), Sabotage::leave_out("bar.sync", 4)];
     check(&PORTABLE, &[848, 112], &SABOTAGES);
 }
 
 #[test]
-fn every_removed_wait_and_barrier_of_strips_is_found() {
+fn removing_any_wait_or_barrier_of_strips_is_found() {
     const SABOTAGES: [Sabotage; 2] =
         [Sabotage::leave_out("cp.async.wait_group", 12), Sabotage::leave_out("bar.sync", 6)];
     // 1488 columns are long enough for two unrolled chunks, whose stages are compile-time constants.
@@ -222,10 +222,10 @@ fn every_removed_wait_and_barrier_of_strips_is_found() {
 }
 
 #[test]
-fn every_removed_wait_and_barrier_of_runs_is_found() {
+fn removing_any_wait_or_barrier_of_runs_is_found() {
     const SABOTAGES: [Sabotage; 2] =
         [Sabotage::leave_out("cp.async.wait_group", 6), Sabotage::leave_out("bar.sync", 4)];
-    // 720 columns of C are three runs of four tiles, of which the last has 16 columns. The first three k-blocks of a tile
+    // 720 columns of C are three runs of four tiles; the last tile has 16 columns. The first three k-blocks of a tile
     // are complete before its mainloop, so the waits of whole chunks matter in the second chunk, which K of 1024 has. K
     // of 496 needs the waits of partial k-blocks.
     let layers = [1024, 496].map(|intermediate| Products { intermediate, ..RUNS }.layer(720));
@@ -233,19 +233,19 @@ fn every_removed_wait_and_barrier_of_runs_is_found() {
 }
 
 #[test]
-fn every_removed_mma_of_strips_is_found() {
+fn removing_any_mma_of_strips_is_found() {
     // K is a chunk and one k-block.
     check_left_out(&STRIPS, &shape(640, 64, 2, 1), "mma.sync", 120);
 }
 
 #[test]
-fn every_removed_mma_is_found_on_sm_120() {
+fn removing_any_mma_is_found_on_sm_120() {
     // At least 8 MMAs of 16 columns for 8 tokens, and 16 for 16 tokens.
     check_left_out(&CONSUMER, &shape(128, 64, 2, 1), "mma.sync", 24);
 }
 
 #[test]
-fn every_removed_mma_and_copy_is_found_on_sm_80() {
+fn removing_any_mma_or_copy_is_found_on_sm_80() {
     check_left_out(&PORTABLE, &shape(128, 64, 2, 1), "mma.sync", 24);
     // Without a copy a stage keeps older bytes: wrong values, or a fault.
     check_left_out(&PORTABLE, &shape(848, 496, 2, 1), "cp.async.cg", 12);
@@ -336,7 +336,7 @@ fn missing_wait_for_the_nvfp4_token_grid_is_found() {
 }
 
 #[test]
-fn every_removed_copy_and_wait_of_early_weights_is_found_on_sm_100() {
+fn removing_any_copy_or_wait_of_early_weights_is_found_on_sm_100() {
     const SABOTAGES: [Sabotage; 5] = [
         // The loading thread's wait, and the wait of the other warps. The latter is spare here: what these warps read from
         // memory, they read after products of operands that the loading thread has waited for.
@@ -353,7 +353,7 @@ fn every_removed_copy_and_wait_of_early_weights_is_found_on_sm_100() {
 }
 
 #[test]
-fn every_removed_copy_wait_and_arrival_is_found_on_sm_100() {
+fn removing_any_copy_wait_or_arrival_is_found_on_sm_100() {
     const SABOTAGES: [Sabotage; 5] = [
         Sabotage::leave_out("mbarrier.init", 4),
         Sabotage::do_not_wait(4),
@@ -367,7 +367,7 @@ fn every_removed_copy_wait_and_arrival_is_found_on_sm_100() {
 }
 
 #[test]
-fn every_removed_nvfp4_copy_and_sync_is_found_on_sm_120() {
+fn removing_any_nvfp4_copy_or_sync_is_found_on_sm_120() {
     const SABOTAGES: [Sabotage; 4] = [
         Sabotage::leave_out("mbarrier.init", 2),
         Sabotage::do_not_wait(2),
@@ -381,7 +381,7 @@ fn every_removed_nvfp4_copy_and_sync_is_found_on_sm_120() {
 }
 
 #[test]
-fn every_removed_nvfp4_mma_and_wrong_scale_selector_is_found() {
+fn removing_any_nvfp4_mma_or_changing_a_selector_is_found() {
     let of = &CONSUMER_NVFP4;
     let layer = shape(256, 64, 3, 1).with_token_format(TokenFormat::Nvfp4);
     // 16 MMAs: 2 slabs, twice 8 tokens, 4 steps.
@@ -393,7 +393,7 @@ fn every_removed_nvfp4_mma_and_wrong_scale_selector_is_found() {
 
 /// With input scales, the epilogue of gate and up stores the quantized intermediate that down multiplies.
 #[test]
-fn every_removed_store_of_the_quantized_intermediate_is_found() {
+fn removing_any_store_of_the_quantized_intermediate_is_found() {
     let layer = shape(256, 80, 3, 1).with_token_format(TokenFormat::Nvfp4).with_input_scales();
     for (of, stores, words, shuffles) in [(BLACKWELL_NVFP4, 1, 2, 1), (CONSUMER_NVFP4, 8, 8, 12)] {
         check_left_out(&of, &layer, "st.global.b8", stores);

@@ -238,7 +238,7 @@ fn weighted_tokens_and_unsorted_rows_are_right() {
 }
 
 #[test]
-fn removed_wait_is_found() {
+fn removing_any_wait_is_found() {
     let tokens = Tokens::random(TokenDtype::Bf16, 9, 3, 4, 144);
     let run = |ptx: &str| tokens.quantize(ptx, Schedule::Worst).is_err();
     check_sabotages(ptx(), ENTRIES[1], &[Sabotage::leave_out("griddepcontrol.wait", 1)], run);
@@ -491,14 +491,14 @@ fn nvfp4_tiles_weighted_tokens_and_unsorted_rows_are_right() {
 }
 
 #[test]
-fn removed_wait_is_found_for_nvfp4() {
+fn removing_any_wait_is_found_for_nvfp4() {
     let tokens = Nvfp4::random(TokenDtype::Bf16, [9, 3, 4, 144], 8, &[0.0]);
     let run = |ptx: &str| tokens.quantize(ptx, Form::Rows, Schedule::Worst).is_err();
     check_sabotages(nvfp4_ptx(), nvfp4_abi::ENTRIES[1], &[Sabotage::leave_out("griddepcontrol.wait", 1)], run);
 }
 
 #[test]
-fn removed_wait_and_barrier_are_found_for_few_tokens_in_nvfp4() {
+fn removing_any_wait_or_barrier_is_found_for_few_nvfp4_tokens() {
     // Two CTAs per token, with places and without: each has its own wait.
     let tokens = Nvfp4::random(TokenDtype::Bf16, [9, 3, 4, 2144], 8, &[0.0]);
     let rows = Nvfp4::random(TokenDtype::Bf16, [9, 3, 4, 2144], 8, &[0.0]).into_rows();
@@ -517,7 +517,7 @@ fn removed_wait_and_barrier_are_found_for_few_tokens_in_nvfp4() {
 }
 
 #[test]
-fn every_removed_wait_barrier_and_addition_of_lists_is_found() {
+fn removing_any_wait_barrier_or_addition_of_lists_is_found() {
     // Two CTAs per token, and more than 32 experts.
     let tokens = Nvfp4::random(TokenDtype::Bf16, [9, 5, 40, 2144], 8, &[0.0]);
     let run = |ptx: &str| {

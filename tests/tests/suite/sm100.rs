@@ -185,7 +185,7 @@ const SABOTAGES_OF_INSTANCES: [(&str, &[Sabotage]); 6] = [
 ];
 
 #[test]
-fn every_removed_sync_copy_and_tensor_core_instruction_is_found() {
+fn removing_any_sync_copy_or_tensor_core_instruction_is_found() {
     let gpu =
         Emulated::new("sm_100f", Options { schedule: Schedule::Worst, sms: Some(1), ..Options::default() }).unwrap();
     // Enough tiles that both accumulators of a pair are awaited after a tile of few tokens.

@@ -8,7 +8,7 @@ pub const SEED: u64 = 0;
 
 /// Returns a matrix with all codes and with scales from 1/4 to 1, with numbers of about 1/√K.
 pub fn random_matrix(rows: usize, k: usize, seed: u64) -> anyhow::Result<Matrix<'static>> {
-    /// Root mean square of all codes, times the root mean square of those scales.
+    /// Root mean square of the matrix: 2.9 for all codes, 0.6 for the scales.
     const RMS: f32 = 2.9 * 0.6;
     let (mut values, mut scales) = (vec![0; rows * k / 2], vec![0; rows * k / 16]);
     fill_random(&mut values, 2 * seed + 1);

@@ -159,7 +159,7 @@ impl FakeCuda {
     }
 
     /// Sets the function that a launch runs on the device. Work runs only when something waits for it or for later work
-    /// that depends on it. Without such a function a launch does nothing.
+    /// that depends on it. Without this function a launch does nothing.
     pub fn on_launch(&self, kernel: fn(&Launch)) {
         extern "C" fn trampoline(
             name: *const c_char,

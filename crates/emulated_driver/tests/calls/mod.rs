@@ -12,7 +12,7 @@ pub enum Kind {
     Handle,
     /// A number: a size, a flag, an attribute.
     Number,
-    /// Memory for a result. A handle that the call stores there is known afterwards.
+    /// Memory for a result. Later calls may use a handle that the call stores there.
     Out,
     /// Host memory of zeros.
     Host,

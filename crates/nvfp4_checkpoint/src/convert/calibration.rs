@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_of_no_module_is_unused() {
+    fn entry_without_a_module_is_reported_as_unused() {
         let mut calibration = Calibration::default();
         for name in ["a.down_proj", "b.down_proj", "*.gate_proj", "*.x"] {
             calibration.add(name, Entry { amax: 1.0, k: None }).unwrap();

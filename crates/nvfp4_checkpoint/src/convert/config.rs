@@ -307,7 +307,7 @@ fn producer() -> Value {
     json!({"name": "nvfp4", "version": env!("CARGO_PKG_VERSION")})
 }
 
-/// Merged modules that engines create; their names are searched for names of ignored modules too.
+/// Merged modules that engines create from each projection. Engines compare their names with the ignored modules too.
 const MERGED: [(&str, &[&str]); 6] = [
     ("gate_proj", &["gate_up_proj"]),
     ("w1", &["w13", "gate_up_proj"]),

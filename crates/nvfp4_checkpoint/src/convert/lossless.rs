@@ -74,7 +74,7 @@ impl<'a> Lossless<'a> {
     /// The errors of [`Self::matrix`].
     pub(crate) fn parts(&self, module: &str) -> Result<Option<Vec<Part<'static>>>, Error> {
         let Some(name) = self.checkpoint.mxfp4_values(module) else { return Ok(None) };
-        let tensor = self.checkpoint.tensor(name).expect("the name is one of an existing tensor");
+        let tensor = self.checkpoint.tensor(name).expect("the tensor exists");
         let at = |error: Error| error.at(self.checkpoint.place(name));
         let stored = match stored::find(self.checkpoint, &self.config, name, tensor) {
             Some(Found::Weights(stored)) => stored,

@@ -181,7 +181,7 @@ impl<'a> Conversion<'a> {
         tensors.get(module).copied().filter(|_| !self.weight(module).source.is_mxfp4())
     }
 
-    /// Returns the factor of the activations of a module; `None`: it is rounded to nearest.
+    /// Returns the factor of the activations of a module. `None`: the module's weight is rounded to nearest.
     fn factor(&self, module: &str) -> Result<Option<Rc<Factor>>, Error> {
         let (Some((recorded, _)), Some(name)) = (&self.recorded, self.activations_of(module)) else { return Ok(None) };
         let mut factors = self.factors.borrow_mut();
@@ -420,7 +420,7 @@ impl<'a> Conversion<'a> {
         Ok(())
     }
 
-    /// Quantizes one weight; returns the loss, and for MXFP4 the number of blocks without one.
+    /// Quantizes one weight; returns the loss, and for MXFP4 the number of blocks without loss.
     fn quantize(
         &self,
         file: &TensorFile,

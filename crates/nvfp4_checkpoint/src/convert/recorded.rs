@@ -76,7 +76,7 @@ impl Recorded {
     /// Returns an error with the place of a NaN or an infinity, or if the activations have no direction.
     pub(super) fn factor(&self, name: &str) -> Result<Factor, Error> {
         let at = |error: Error| error.at(self.checkpoint.place(name));
-        let tensor = self.checkpoint.tensor(name).expect("the name is one of an opened tensor");
+        let tensor = self.checkpoint.tensor(name).expect("`open` kept the tensor");
         let numbers = Floats::of(tensor).expect("`open` checked the type");
         let k = *tensor.shape.last().expect("`open` checked the shape");
         let count: usize = tensor.shape.iter().product();

@@ -1,7 +1,7 @@
 //! Decides which weights of a model are quantized, and records why the others are not.
 //!
 //! Engines quantize by module and treat some projections as one module: merged projections, and all experts of a layer.
-//! The weights of such a module are quantized together or not at all.
+//! The weights of a module are quantized together or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 

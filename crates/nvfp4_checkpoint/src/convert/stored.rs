@@ -85,7 +85,7 @@ pub(super) fn modules(name: &str) -> Vec<String> {
     vec![name.strip_suffix("_blocks").unwrap_or(name).to_owned()]
 }
 
-/// Classifies a tensor; `None` if its name, type or shape is not the one of a weight.
+/// Classifies a tensor; `None` if a weight cannot have its name, type or shape.
 pub(super) fn find<'a>(
     checkpoint: &'a Checkpoint,
     config: &Config,

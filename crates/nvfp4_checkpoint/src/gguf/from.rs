@@ -64,7 +64,7 @@ impl FromGguf {
             let experts = matches!(module, Module::Experts(..));
             let dimensions = tensor.shape.len();
             if experts && dimensions < 2 || tensor.kind == Kind::Nvfp4 && dimensions != 2 + usize::from(experts) {
-                return at(format!("its shape {:?} is not the one of this weight", tensor.shape));
+                return at(format!("its shape {:?} does not fit this weight", tensor.shape));
             }
             all.push(Known { gguf: name, tensor, module, part });
         }

@@ -37,7 +37,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Number of NVFP4.
+    /// Number of the type NVFP4 in GGUF.
     pub(super) const NVFP4: u32 = 40;
 
     fn of(number: u32) -> Self {
@@ -271,7 +271,7 @@ fn read_infos(reader: &mut Reader<'_>, count: u64) -> Result<Vec<Info>, Error> {
         let (name, dimensions) = (reader.text()?, reader.u32()?);
         if dimensions > 4 || name.chars().any(char::is_control) {
             return Err(invalid(&format!(
-                "tensor {name} has {dimensions} dimensions or control characters in its name"
+                "tensor {name} has {dimensions} dimensions; expected at most 4, and a name without control characters"
             )));
         }
         let mut shape = (0..dimensions).map(|_| reader.size()).collect::<Result<Vec<_>, _>>()?;
@@ -317,7 +317,7 @@ fn place_tensors(infos: Vec<Info>, start: usize, end: usize) -> Result<BTreeMap<
 /// Number of values in a block of GGUF's NVFP4.
 pub(super) const SUPERBLOCK: usize = 64;
 
-/// Bytes of such a block: four scales, then 32 bytes of values.
+/// Bytes of a superblock: four scales, then 32 bytes of values.
 pub(super) const SUPERBLOCK_BYTES: usize = 36;
 
 #[cfg(test)]

@@ -71,7 +71,10 @@ impl<'a> ToGguf<'a> {
                 return Err(at(format!("{} of its {experts} experts are NVFP4; all or none must be", matrices.len())));
             }
             if let Some((module, source)) = matrices.iter().find(|(_, source)| source.sizes() != expected) {
-                return Err(at(format!("its sizes are {expected:?}, but {module} has {:?}", source.sizes())));
+                return Err(at(format!(
+                    "the template's matrix is {expected:?}, but {module} is {:?}; use a template of the same model",
+                    source.sizes()
+                )));
             }
             if expected[1].is_multiple_of(SUPERBLOCK) {
                 replaced.insert(name.clone(), matrices);

@@ -18,12 +18,12 @@ impl Bytes<'_> {
     /// Returns a range of the bytes, with the same owner.
     ///
     /// # Panics
-    /// Panics if the range exceeds the bytes.
+    /// Panics if the range does not lie inside the bytes.
     pub fn slice(&self, range: Range<usize>) -> Self {
         match self {
             Self::Borrowed(bytes) => Self::Borrowed(&bytes[range]),
             Self::Shared(owner, whole) => {
-                assert!(range.start <= range.end && range.end <= whole.len(), "the range exceeds the bytes");
+                assert!(range.start <= range.end && range.end <= whole.len(), "the range must lie inside the bytes");
                 Self::Shared(owner.clone(), whole.start + range.start..whole.start + range.end)
             }
         }

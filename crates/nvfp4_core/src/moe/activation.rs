@@ -118,7 +118,7 @@ impl Activation {
     const WORDS: &str = "silu, silu-limit=LIMIT, swiglu-step=LIMIT, gelu, gelu-tanh, gpt-oss, gpt-oss=ALPHA,LIMIT, \
         swigluoai=ALPHA,LIMIT,OFFSET, situ=BETA, situ=BETA,LINEAR, relu2, relu2-gated";
 
-    /// Other names of the words: those of Transformers' and vLLM's configurations and activations.
+    /// Other names of the words, from Transformers' and vLLM's configurations and activations.
     pub const ALIASES: &[(&str, &str)] = &[
         ("swish", "silu"),
         ("swiglu", "silu"),

@@ -433,8 +433,8 @@ impl<'a> Checker<'a> {
         Operand::token(TokenFormat::Bits16, self.dtype, &bits, None)
     }
 
-    /// Bits of a row's intermediate, or of its token, as the expert multiplies them in a stage of products, or quantizes them
-    /// in the stage before.
+    /// Returns the 16-bit numbers of a row that a stage starts from, before they are quantized: the row's intermediate or
+    /// its token, with weights on the input and transforms applied.
     fn bits_before(&self, stage: Stage, is_intermediate: bool, row: usize) -> Cow<'a, [u16]> {
         let (inputs, is_shared, (token, expert)) = (self.step.inputs(), stage.is_shared(), self.owner(stage, row));
         let mut bits: Cow<'_, [u16]> = if is_intermediate {

@@ -134,8 +134,8 @@ impl Expected {
         }
     }
 
-    /// A [curve](kernels_gpu::curve): the product of a function of gate and a function of up. A function's interval is
-    /// its value, plus its slope times the distance to the ends of the sum, plus the errors of a device's arithmetic.
+    /// Returns the interval of a [curve](kernels_gpu::curve), the product of a function of gate and a function of up. Each
+    /// function's error is its slope times the sum's error, plus the errors of a device's arithmetic.
     fn curved(activation: Activation, gate: Sum, up: Sum) -> Self {
         if gate.error == f64::INFINITY || up.error == f64::INFINITY {
             return Self::Anything;
@@ -479,7 +479,7 @@ mod tests {
         if x < 0.0 { -magnitude } else { magnitude }
     }
 
-    /// Bits of finite numbers of a type, with all exponents or only with exponents of a middle range.
+    /// Returns a strategy for the bits of `k` finite numbers. Exponents are from the whole range or from its middle.
     fn tokens(dtype: TokenDtype, k: usize) -> impl Strategy<Value = Vec<u16>> {
         let (exponent, bias) = match dtype {
             TokenDtype::F16 => (0x7C00, 0x3000),

@@ -188,12 +188,12 @@ pub struct MoeWeights<'a> {
     experts: Vec<MoeExpert<'a>>,
     shared: Option<MoeExpert<'a>>,
     expert_map: Option<Vec<i32>>,
-    /// Input scales of the experts, followed by those of the shared expert. Empty if each token has its own global
+    /// Input scales of the experts, then of the shared expert. Empty if each token has its own global
     /// scale.
     input_scales: Vec<InputScales>,
     /// Why tokens cannot be multiplied in NVFP4; `None` if they can.
     input_scale_fault: Option<String>,
-    /// Transforms of the experts, followed by those of the shared expert. Empty if no expert has any.
+    /// Transforms of the experts, then of the shared expert. Empty if no expert has any.
     transforms: Vec<ExpertTransforms>,
 }
 
@@ -260,7 +260,7 @@ impl<'a> MoeWeights<'a> {
         shared.check(&sizes, width).map_err(|error| error.at("shared expert"))?;
         if sizes.input_scales || !self.transforms.is_empty() {
             return Err(Error::Invalid(
-                "the layer already has input scales or transforms; add the shared expert first, then those of all experts"
+                "the layer already has input scales or transforms; add the shared expert first, then the input scales or transforms of all experts"
                     .into(),
             ));
         }
@@ -294,7 +294,7 @@ impl<'a> MoeWeights<'a> {
         self
     }
 
-    /// Sets the input scales of the experts, followed by those of the shared expert if there is one. A layer without
+    /// Sets the input scales of the experts, and of the shared expert behind them if there is one. A layer without
     /// input scales gives each token its own global scale. Only [`TokenFormat::Nvfp4`] uses input scales.
     ///
     /// # Errors
@@ -320,7 +320,7 @@ impl<'a> MoeWeights<'a> {
         self
     }
 
-    /// Sets the transforms of the experts, followed by those of the shared expert if there is one. Only the CPU computes
+    /// Sets the transforms of the experts, and of the shared expert behind them if there is one. Only the CPU computes
     /// layers with transforms.
     ///
     /// # Errors
@@ -393,8 +393,8 @@ impl<'a> MoeWeights<'a> {
         self.expert_map.as_deref()
     }
 
-    /// Bytes of values and scales that a step reads if `hit` of the layer's own experts have rows: those of `hit`
-    /// experts and of the shared expert.
+    /// Number of bytes of values and scales that a step reads if `hit` of the layer's own experts have rows: the bytes
+    /// of `hit` experts and of the shared expert.
     pub fn bytes(&self, hit: usize) -> usize {
         let matrices = if self.sizes.activation.has_gate() { 3 } else { 2 };
         let expert = |intermediate: usize| matrices * self.sizes.hidden * intermediate / 16 * 9;

@@ -37,7 +37,7 @@ pub struct LayerShape {
     pub intermediate: usize,
     /// E: number of experts that the layer holds.
     pub experts: usize,
-    /// Number of experts that tokens name, if the layer holds only a part of them: the first E.
+    /// Number of experts that tokens can name, if the layer does not hold all of them. It holds the first E.
     pub named_experts: Option<usize>,
     /// k: number of experts that each token names.
     pub top_k: usize,

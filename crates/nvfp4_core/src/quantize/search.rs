@@ -9,7 +9,7 @@ const LARGEST_SCALE: u32 = e4m3::MAX_CODE as u32;
 /// Number of E4M3 codes from one number to its double.
 const CODES_PER_DOUBLING: u32 = 8;
 
-/// First code of a scale whose half is an E4M3 number too. Half of the scale of a smaller, odd code is none.
+/// Half of each scale from this code on is an E4M3 number too. Below it, half of the scale of an odd code is not.
 const FIRST_WITH_HALF: u32 = 2 * CODES_PER_DOUBLING;
 
 /// Scale that `Scales::FourOverSix` gives to the block with the tensor's largest magnitude, if that magnitude becomes 6.

@@ -33,7 +33,7 @@ impl MoeArguments {
     pub(super) fn check(&self, sizes: &MoeSizes) -> Result<(), Error> {
         if self.weights_on_input && sizes.top_k > 1 {
             return Err(Error::Invalid(
-                "weights on the input are for layers with one expert a token; multiply the results".into(),
+                "weights on the input need a layer with one expert per token; multiply the results instead".into(),
             ));
         }
         let row_bytes = size_of::<u16>() * sizes.hidden;

@@ -55,9 +55,9 @@ pub use weights::{PROJECTIONS, PackedWeights, Packing, operand_type, packing};
 pub use workspace::Workspace;
 
 const _: () = {
-    assert!(MAX_EXPERTS <= lists::MAX_EXPERTS as usize, "the lists have room for all experts of a layer");
-    assert!(MAX_TOP_K <= lists::MAX_TOP_K as usize, "the kernels count all experts of a token");
-    assert!(NO_ROW == lists::NO_ROW, "the device's lists have the number of the layer's rows");
+    assert!(MAX_EXPERTS <= lists::MAX_EXPERTS as usize, "the lists must have room for all experts of a layer");
+    assert!(MAX_TOP_K <= lists::MAX_TOP_K as usize, "the kernels must have room for all experts of a token");
+    assert!(NO_ROW == lists::NO_ROW, "host and device must mark a choice without a row by the same number");
 };
 
 /// Experts of equal sizes in device memory.

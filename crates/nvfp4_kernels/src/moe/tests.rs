@@ -97,7 +97,7 @@ fn chain(sizes: MoeSizes, arguments: &MoeArguments) -> Vec<Launch> {
 }
 
 #[test]
-fn every_launch_reads_what_the_ones_before_it_have_left() {
+fn launches_read_the_results_of_earlier_launches() {
     let chain = chain(sizes(None), &arguments(100));
     let [route, gated, plain, combine] = &chain[..] else { panic!("{} launches", chain.len()) };
     assert!(chain.iter().all(|launch| launch.grid.overlaps));
@@ -140,7 +140,7 @@ fn every_launch_reads_what_the_ones_before_it_have_left() {
 }
 
 #[test]
-fn the_shared_expert_has_launches_and_lists_of_its_own_and_the_same_tokens() {
+fn shared_expert_has_separate_launches_and_lists() {
     let chain = chain(sizes(Some(1440)), &arguments(10));
     let [route, routed, _, gated, plain, combine] = &chain[..] else { panic!("{} launches", chain.len()) };
     let (route, combine): (Route, Combine) = (parameter(route), parameter(combine));
@@ -161,7 +161,7 @@ fn the_shared_expert_has_launches_and_lists_of_its_own_and_the_same_tokens() {
 }
 
 #[test]
-fn where_experts_have_many_rows_a_launch_brings_tokens_there() {
+fn many_rows_per_expert_need_a_launch_that_expands_tokens() {
     let workspace = |tokens| Workspace::at(&sizes(Some(1440)), tokens, WORKSPACE);
     // Of the shared expert alone, then of all of them.
     for (tokens, routed_are_sorted) in [(100, false), (1000, true)] {
@@ -202,7 +202,7 @@ fn where_experts_have_many_rows_a_launch_brings_tokens_there() {
 }
 
 #[test]
-fn lists_have_the_tiles_of_the_instances_that_take_them() {
+fn lists_use_the_tile_size_of_their_instance() {
     for kernels in [HOPPER, CONSUMER, PORTABLE] {
         let instances = kernels.bits16.instances();
         let tile_tokens = |launch: &Launch| {
@@ -227,7 +227,7 @@ fn lists_have_the_tiles_of_the_instances_that_take_them() {
 }
 
 #[test]
-fn nothing_that_two_launches_write_lies_in_the_same_place_but_downs_rows_and_tokens() {
+fn only_rows_of_down_and_tokens_share_memory() {
     for tokens in [1, 100, 3000] {
         let (sizes, chain) = (sizes(Some(48)), chain(sizes(Some(48)), &arguments(tokens)));
         let route: Route = parameter(&chain[0]);
@@ -256,7 +256,7 @@ fn nothing_that_two_launches_write_lies_in_the_same_place_but_downs_rows_and_tok
 }
 
 #[test]
-fn with_tokens_in_fp8_each_product_multiplies_what_the_launch_before_it_has_rounded() {
+fn fp8_tokens_are_quantized_before_each_product() {
     use kernels_gpu::wgmma::moe_fp8_sm90::abi::INSTANCES;
 
     let sizes = MoeSizes { token_format: TokenFormat::Fp8, top_k: 1, ..sizes(Some(1440)) };
@@ -300,7 +300,7 @@ fn with_tokens_in_fp8_each_product_multiplies_what_the_launch_before_it_has_roun
 }
 
 #[test]
-fn tokens_in_nvfp4_are_quantized_before_each_product() {
+fn nvfp4_tokens_are_quantized_before_each_product() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(Some(96)) };
     let kernels =
         MoeKernels { bits16: &MoeSm80, fp8: None, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
@@ -334,7 +334,7 @@ fn tokens_in_nvfp4_are_quantized_before_each_product() {
 }
 
 #[test]
-fn few_tokens_in_nvfp4_need_no_launch_for_lists() {
+fn few_nvfp4_tokens_need_no_launch_for_lists() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(None) };
     let kernels =
         MoeKernels { bits16: &MoeSm80, fp8: None, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
@@ -364,7 +364,7 @@ fn nvfp4_product(launch: &Launch) -> (kernels_gpu::routed::Launch, Vec<MapArgume
 }
 
 #[test]
-fn with_input_scales_gate_and_up_leave_to_down_what_it_multiplies() {
+fn input_scales_let_gate_and_up_quantize_for_down() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, input_scales: true, ..sizes(Some(96)) };
     let kernels =
         MoeKernels { bits16: &MoeSm80, fp8: None, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
@@ -384,7 +384,7 @@ fn with_input_scales_gate_and_up_leave_to_down_what_it_multiplies() {
 }
 
 #[test]
-fn weights_on_the_input_are_not_on_the_rows_too() {
+fn weights_on_the_input_are_applied_once() {
     let sizes = MoeSizes { top_k: 1, ..sizes(None) };
     let arguments = MoeArguments { weights_on_input: true, ..arguments(5) };
     let chain = chain(sizes, &arguments);
@@ -393,7 +393,7 @@ fn weights_on_the_input_are_not_on_the_rows_too() {
 }
 
 #[test]
-fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_what_the_multiprocessors_hold() {
+fn grids_have_a_cta_per_tile_up_to_the_sms_limit() {
     for (rows, experts, tile_tokens) in [(1u64, 32u32, 16), (31, 32, 16), (400, 3, 64), (100_000, 512, 128)] {
         let instance =
             MoeSm90.instance(ProductKind::of(Op::Plain, OperandType::F16), tile_tokens, rows, experts, [720, 64], SMS);
@@ -414,7 +414,7 @@ fn a_grid_has_a_block_for_each_tile_that_there_can_be_up_to_what_the_multiproces
 }
 
 #[test]
-fn the_tile_grows_with_the_rows_of_an_expert() {
+fn tiles_grow_with_the_rows_of_an_expert() {
     let tiles = |tokens: usize| parameter::<Route>(&chain(sizes(None), &arguments(tokens))[0]).tile_tokens;
     let found: Vec<_> = [9, 32, 128, 512, 1024, 2048, 8192].map(tiles).into();
     assert_eq!(found.first(), Some(&8));
@@ -423,9 +423,9 @@ fn the_tile_grows_with_the_rows_of_an_expert() {
 }
 
 #[test]
-fn few_tiles_are_narrow_so_that_more_multiprocessors_have_one() {
+fn few_tiles_are_narrow_so_that_more_sms_work() {
     let columns = |tokens: usize| instance(chain(sizes(None), &arguments(tokens)).iter().rev().nth(2).unwrap()).columns;
-    // A token names four experts, one of which is the layer's on average; of 1000, every expert has rows.
+    // A token names four experts, on average one of this layer. With 1000 tokens, every expert has rows.
     assert!(columns(9) < columns(1000));
     let narrow = MoeSm90.instances().iter().filter(|of| of.matrices == 2).map(|of| of.columns).min();
     assert_eq!(Some(columns(9)), narrow);
@@ -458,7 +458,7 @@ fn few_tokens_of_gated_experts_take_two_launches() {
 }
 
 #[test]
-fn whatever_else_few_tokens_ask_for_takes_the_longer_way() {
+fn few_tokens_with_other_options_take_the_long_chain() {
     let count = |sizes: MoeSizes, arguments: &MoeArguments| chain(sizes, arguments).len();
     let of = |top_k| MoeSizes { top_k, ..sizes(None) };
     assert_eq!([8, 9].map(|tokens| count(of(4), &arguments(tokens))), [2, 4]);
@@ -476,7 +476,7 @@ fn whatever_else_few_tokens_ask_for_takes_the_longer_way() {
 }
 
 #[test]
-fn chunks_have_all_tokens_once_with_what_belongs_to_them() {
+fn chunks_cover_each_token_once_with_its_operands() {
     let (sizes, all) = (MoeSizes { top_k: 8, ..sizes(None) }, arguments(100_000));
     let chunks: Vec<_> = chunks(&sizes, &all).unwrap().collect();
     assert!(chunks.len() > 1);
@@ -511,17 +511,14 @@ fn arguments_that_kernels_cannot_read_are_refused() {
         (refused(&|arguments| arguments.token_pitch = 5768), "5768 bytes apart"),
         (refused(&|arguments| arguments.output += 2), "output at 0x5000002"),
         (refused(&|arguments| arguments.output_pitch = 0), "output at 0x5000000, 0 bytes apart"),
-        (
-            refused(&|arguments| arguments.weights_on_input = true),
-            "weights on the input are for layers with one expert",
-        ),
+        (refused(&|arguments| arguments.weights_on_input = true), "weights on the input need a layer with one expert"),
     ] {
         assert!(error.contains(text), "{error}");
     }
 }
 
 #[test]
-fn a_layer_without_gate_has_two_plain_products_of_which_the_first_is_activated() {
+fn layer_without_gate_has_two_plain_products() {
     let sizes = MoeSizes { activation: Activation::Relu2, biases: true, ..sizes(None) };
     let bias = [0, 0x800, 0x900];
     let layer = PlacedMoe { experts: PlacedExperts { bias, ..EXPERTS }, ..layer(sizes) };
@@ -536,7 +533,7 @@ fn a_layer_without_gate_has_two_plain_products_of_which_the_first_is_activated()
 }
 
 #[test]
-fn kernels_are_told_of_activations_as_powers_of_two() {
+fn activations_become_parameters_of_the_kernel() {
     let silu = activation_parameters(Activation::Silu);
     assert_eq!(silu, epilogue::Activation::NONE);
     let gpt_oss = activation_parameters(Activation::GPT_OSS);
@@ -549,7 +546,7 @@ fn kernels_are_told_of_activations_as_powers_of_two() {
 }
 
 #[test]
-fn curves_run_on_instances_with_curves() {
+fn curves_select_instances_with_curves() {
     let situ = Activation::Situ { beta: 8.0, linear: Some(4.0) };
     let sizes = MoeSizes { activation: situ, ..sizes(None) };
     // Few tokens too: the kernel for few tokens has no curves.

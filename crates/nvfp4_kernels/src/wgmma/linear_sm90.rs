@@ -122,7 +122,7 @@ mod tests {
 
     /// A token's bits depend on the number of parts, so every number of tokens and every GPU has the same one.
     #[test]
-    fn parts_of_k_depend_on_n_and_k_alone() {
+    fn number_of_parts_depends_on_n_and_k_alone() {
         for (n, k, parts) in
             [(4096, 14336, 2), (4224, 12288, 2), (16, 12288, 2), (4240, 14336, 1), (4096, 12160, 1), (28672, 4096, 1)]
         {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn few_tokens_of_a_split_layer_have_a_cluster_per_64_columns() {
+    fn split_layers_with_few_tokens_use_clusters() {
         let grid = |m| {
             let sizes = sizes(4096, 14336);
             let layer = PlacedLinear { sizes, packed: 0x100, alpha: 0, bias: 0, input_scale: 0 };

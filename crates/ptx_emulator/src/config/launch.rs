@@ -112,10 +112,10 @@ impl std::str::FromStr for Level {
 /// How floating-point products of matrix instructions are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Sums {
-    /// As the tensor cores of the module's target add them, to the bit ([`hw::sums`](crate::hw::sums)).
+    /// The sums of the tensor cores of the module's target, to the bit ([`hw::sums`](crate::hw::sums)).
     #[default]
     Card,
-    /// Exactly, and rounded once to nearest even.
+    /// Exact sums, rounded once to nearest even.
     Exact,
 }
 

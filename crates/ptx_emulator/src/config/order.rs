@@ -22,7 +22,7 @@ pub enum Agent {
         cluster: u32,
         /// Number in the cluster of the warp that issued the operation.
         warp: u32,
-        /// Number of the operation among those of its warp, from 1.
+        /// Number of the operation among its warp's operations, from 1.
         number: u32,
     },
 }
@@ -180,7 +180,7 @@ pub enum End {
 pub struct Failure {
     /// The fault.
     pub fault: Fault,
-    /// An order that shows it, with as few preemptions as the search for a shorter order has found.
+    /// Order that shows the fault, with the fewest preemptions that the search for a shorter order has found.
     pub order: Order,
     /// Number of times in the order that a warp which could run on lets another warp run.
     pub preemptions: u32,

@@ -51,7 +51,7 @@ pub struct Signature {
     pub results: Vec<Slot>,
     /// Formals by name, for the body.
     pub names: HashMap<String, Symbol>,
-    /// Registers and memory of the formals. `frame` adds those of the body, once the body is decoded.
+    /// Registers and memory of the formals. `frame` adds the registers and memory of the body, once it is decoded.
     pub formals: Frame,
     pub frame: Arc<OnceLock<Frame>>,
 }

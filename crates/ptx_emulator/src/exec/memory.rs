@@ -33,7 +33,7 @@ pub fn in_shared(space: Space, address: u64) -> bool {
 struct Access {
     address: Address,
     space: Space,
-    /// Strong accesses do not race with each other (PTX ISA, "Memory Consistency Model: Operation Types").
+    /// Whether the access is strong. Strong accesses do not race with each other (PTX ISA, "Memory Consistency Model: Operation Types").
     strong: bool,
     scope: Scope,
     /// Number of elements in the vector.

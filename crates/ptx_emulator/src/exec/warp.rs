@@ -52,7 +52,7 @@ impl Members {
         Ok(groups)
     }
 
-    /// Like [`Members::groups`] if all members are present. `Err`: the lanes to wait for.
+    /// Returns [`Members::groups`] if all members have arrived, otherwise the lanes that are waited for.
     fn gather(&self, w: &Warp, mask: u32) -> Stopped<std::result::Result<Groups, WaitFor>> {
         let mut groups = self.groups(w, mask)?;
         if w.resumed == Some(WaitFor::Alone) {

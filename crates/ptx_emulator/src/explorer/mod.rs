@@ -212,8 +212,8 @@ fn turns(order: &[Agent]) -> Vec<std::ops::Range<usize>> {
 
 impl Device {
     /// Runs a kernel in all orders that its warps and asynchronous operations can take, up to bounds. Of orders that
-    /// differ only in the order of independent steps, one is run. Afterwards global memory is that of the first order,
-    /// or, if there are faults, that of before the launch.
+    /// differ only in the order of independent steps, one is run. Afterwards global memory is as after the first
+    /// order or, if there are faults, as before the launch.
     ///
     /// An order is a sequence of whole steps: memory is sequentially consistent, divergent lanes of a warp take the
     /// scheduler's own order, and `mbarrier.try_wait` gives up only if nothing else can go on.
@@ -291,8 +291,9 @@ impl Device {
         let report = Launcher::new(self, module, entry, config, args)?.run(&mut replay)?;
         report.ok_or_else(|| {
             let (at, agent) = replay.refused.unwrap_or((0, Agent::Warp { cluster: 0, warp: 0 }));
-            let text =
-                format!("step {at} of the order cannot be made: {agent} cannot go on there. Is it of this launch?");
+            let text = format!(
+                "step {at} of the order cannot be made: {agent} cannot go on there; give an order of this launch"
+            );
             Fault::launch(entry, text)
         })
     }

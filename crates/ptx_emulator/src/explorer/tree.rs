@@ -7,7 +7,7 @@
 //! come in the other order, the place of the first one gets another choice that leads there. Steps here can also
 //! disable each other; then the agent that a step disables becomes a choice at the step's place.
 //!
-//! The bound of preemptions is that of Musuvathi and Qadeer, "Iterative Context Bounding" (PLDI 2007). With a bound, the
+//! The bound of preemptions follows Musuvathi and Qadeer, "Iterative Context Bounding" (PLDI 2007). With a bound, the
 //! reduction may leave out orders within the bound (Coons, Musuvathi, McKinley, OOPSLA 2013).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,10 +46,11 @@ struct Node {
     footprint: Footprint,
     /// Number of steps of each agent that come before the step or are the step itself, by happens-before.
     clock: Vec<u32>,
-    /// Number of the step among those of its agent.
+    /// Number of the step among its agent's steps.
     number: u32,
-    /// Choices that are needed here, and those that have been explored, with their footprints.
+    /// Choices that must be explored here.
     needed: BTreeSet<Agent>,
+    /// Choices that have been explored here, with their footprints.
     done: Vec<(Agent, Footprint)>,
     /// Choices whose orders have been explored elsewhere.
     sleep: Vec<(Agent, Footprint)>,
@@ -118,7 +119,8 @@ impl Tree {
         false
     }
 
-    /// Choices that sleep behind the last step: those that slept or were explored before it, and do not depend on it.
+    /// Returns the choices that sleep behind the last step. They slept or were explored before this step, and do not depend
+    /// on it.
     fn sleeping(&self) -> Vec<(Agent, Footprint)> {
         let Some(last) = self.nodes.last().filter(|_| self.reduction) else { return Vec::new() };
         let independent = |step: &Footprint| step.depends_on(&last.footprint) == Dependence::None;

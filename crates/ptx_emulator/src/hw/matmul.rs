@@ -537,7 +537,10 @@ pub fn multiply_fours(
     assert_eq!((scale_a.rows, scale_b.rows), (a.rows, b.rows), "A and B must have scale factors for every row");
     assert_eq!(scale_a.blocks, scale_b.blocks, "A and B must have the same number of scale blocks");
     let (k, blocks) = (a.k, scale_a.blocks);
-    assert!(blocks > 0 && k.is_multiple_of(blocks * QUAD), "K must consist of whole blocks of whole quads");
+    assert!(
+        blocks > 0 && k.is_multiple_of(blocks * QUAD),
+        "K must be a multiple of four times the number of scale blocks"
+    );
     let n = b.rows.max(1);
     let (bias, b_panels) = (a.bias(blocks), b.panels(scale_b));
     let vectors = FoursA { quads: a.doubled.as_chunks::<QUAD>().0, bias: &bias, scales: &scale_a.values, blocks };

@@ -664,7 +664,7 @@ mod tests {
 
     #[test]
     fn stochastic_rounding_carries_from_the_discarded_bits() {
-        // 1 + 2⁻²³: f16 discards 13 bits, only the lowest of which is set. Only random bits of all ones carry.
+        // 1 + 2⁻²³: f16 discards 13 bits, and only the lowest one is set. Only random bits of all ones carry.
         let x = f64::from(f32::from_bits(0x3f80_0001));
         let rs = |random| Rounder::new(Rounding::Stochastic { random, width: 13 }).round(&F16, x);
         assert_eq!(rs(0x1ffe), 0x3c00);

@@ -87,8 +87,8 @@ pub enum Step {
     Whole,
     /// This number of adjacent products. An instruction with more elements along K takes several steps.
     Products(usize),
-    /// Half of the products, of elements converted to f16: first those of elements 0 and 1 of every four along K, then
-    /// the others. The accumulator is added behind both, rounded to nearest.
+    /// Half of the products, of elements converted to f16: first the products of elements 0 and 1 of every four along
+    /// K, then the others. The accumulator is added behind both, rounded to nearest.
     Pairs,
 }
 
@@ -101,7 +101,7 @@ pub struct Adder {
     pub step: Step,
     /// Bits of an f32 result behind its leading bit.
     pub result_bits: i32,
-    /// Adjacent products whose exact sum is one addend: 1, or more in the 4-bit kinds.
+    /// Number of adjacent products that are summed exactly into one addend: 1, or more for 4-bit kinds.
     pub block: usize,
 }
 
@@ -202,8 +202,8 @@ impl Adder {
         }
     }
 
-    /// Exponent of the smallest normal number of the format in which elements are multiplied. `own` is that of the
-    /// elements' own format.
+    /// Exponent of the smallest normal number of the format in which elements are multiplied. `own` is the
+    /// same exponent of the elements' own format.
     pub const fn least_exponent(&self, own: i32) -> i32 {
         match self.step {
             Step::Pairs => SumFormat::F16.least_exponent(),
@@ -365,7 +365,7 @@ mod tests {
     mod by_integers {
         use super::*;
 
-        /// ±`significand`·2^`last`. `exponent` is that of the leading bit of a normal number.
+        /// ±`significand`·2^`last`. `exponent` is the exponent of the leading bit of a normal number.
         #[derive(Clone, Copy)]
         pub struct Number {
             pub negative: bool,
@@ -636,7 +636,7 @@ mod tests {
             c in prop::collection::vec((0u32..6, any::<u64>()), 20),
         ) {
             let adder = Adder::of(Family::Blackwell, Instruction::Tcgen05, Kind::Four);
-            // Scales that are alike, as those of real numbers, or any scales.
+            // Scales that are alike, as real numbers' scales are, or any scales.
             let scales: Vec<u8> = scales.iter().map(|&code| if near { 0x30 + code % 16 } else { code }).collect();
             let (kind, codes) = if ue8m0 { (ScaleType::Ue8m0, exponents) } else { (ScaleType::Ue4m3, scales) };
             let (codes_a, codes_b) = codes.split_at(4);

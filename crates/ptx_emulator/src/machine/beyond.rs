@@ -176,7 +176,7 @@ impl Beyond {
         own.into_iter().zip(o.halves()).filter(|(_, o)| !o.is_empty()).for_each(|(a, b)| a.join(b));
     }
 
-    /// Whether this knowledge includes all knowledge of `o`.
+    /// `true` if `self` contains everything that `o` contains.
     pub fn covers(&self, o: &Beyond) -> bool {
         self.halves().into_iter().zip(o.halves()).all(|(a, b)| a.covers(b))
     }

@@ -118,12 +118,12 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_behind_a_shared_access() {
+    fn lanes_of_a_shared_access_are_ordered() {
         assert!(course().is_behind(0, 1, 0b10));
     }
 
     #[test]
-    fn diverged_lanes_are_not_behind_each_other() {
+    fn diverged_lanes_are_not_ordered() {
         let mut course = course();
         course.execute(3, 0b10, true, None);
         assert!(!course.is_behind(1, 2, 0b01));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_that_met_in_between_are_behind() {
+    fn lanes_that_met_in_between_are_ordered() {
         let mut course = course();
         course.execute(3, 0b11, true, None);
         course.part(0b10, 0b01);

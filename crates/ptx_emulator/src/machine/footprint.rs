@@ -46,15 +46,16 @@ pub struct Arriving {
     pub phase: u64,
     /// Whether the arrival is the last of its phase.
     pub ends: bool,
-    /// Number of arrivals that it counts as, and number of arrivals that were missing before it.
+    /// Number of arrivals that this arrival counts as.
     pub count: u32,
+    /// Number of arrivals that the phase lacked before this arrival.
     pub room: u32,
     /// Number of arrivals in a phase that the instruction names.
     pub named: Option<u32>,
 }
 
 impl Arriving {
-    /// An arrival that counts as none, such as that of bytes.
+    /// Returns an arrival that does not count, such as the arrival of bytes.
     pub fn uncounted(phase: u64, ends: bool) -> Arriving {
         Arriving { phase, ends, count: 0, room: u32::MAX, named: None }
     }
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_of_an_operation_does_not_depend_on_the_data_of_another() {
+    fn checks_of_one_operation_ignore_data_of_another() {
         let write = at(0, 4, Kind::Write);
         let (issue, completion) = (write.at(Moment::Issue), write.at(Moment::Completion));
         assert_eq!(issue.depends_on(&completion), Dependence::None);
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_waits_for_another_cannot_come_before_it() {
+    fn step_cannot_precede_a_step_that_it_waits_for() {
         let mut wait = at(0, 8, Kind::Await { phase: 1 });
         wait.extend(&at(8, 12, Kind::Write));
         wait.sort();

@@ -122,7 +122,7 @@ impl Warpgroup {
         self.warps.iter().all(|w| w.dropped + w.list.len() as u64 >= count)
     }
 
-    /// Parts of the first `count` instructions that remain in the list because some warp has not waited for them.
+    /// Returns each warp's parts of the first `count` instructions, without the parts that the warp has waited for.
     pub fn first(&self, count: u64) -> impl Iterator<Item = &(u64, Option<Agent>)> {
         self.warps.iter().flat_map(move |w| w.list.iter().take(count.saturating_sub(w.dropped) as usize))
     }

@@ -286,17 +286,17 @@ pub struct Conflict {
 pub struct Detector {
     warps: Vec<WarpClock>,
     agent_times: Vec<u32>,
-    /// Stores to tensor memory by the agents of the slots.
+    /// For each slot, the store to tensor memory that its operation is.
     stores: Vec<Option<Store>>,
     zero: Arc<Clock>,
     threads: u32,
     next_agent: u32,
-    /// Warps that issued the agents of the slots.
+    /// For each slot, the warp that issued its operation.
     issuers: Vec<u32>,
     /// Loads whose warp arrived at an mbarrier before it used the loaded value. Key: first thread of the warp, time and
     /// instruction of the load. Value: time of the first use.
     late: FxHashMap<(u32, u32, u32), u32>,
-    /// Instructions by which a warp reads as a whole. Whoever is ordered after the read of one lane is ordered after
+    /// Instructions by which all lanes of a warp read together. Whoever is ordered after the read of one lane is ordered after
     /// the reads of all lanes.
     together: FxHashSet<u32>,
     /// `true`: use only the order that the manual guarantees.
@@ -381,7 +381,7 @@ impl Detector {
 
     /// Passes on the knowledge of the lanes `mask` of `warp` by an arrival that does not publish it: a relaxed arrival, or
     /// one whose scope does not include the waiting thread. Earlier reads count as ordered, since a GPU has completed
-    /// them. Earlier writes do not: of products of operands that the peer had written before such an arrival, 29 of 200
+    /// them. Earlier writes do not: the peer had written operands before an arrival of this kind, and 29 of 200 products
     /// were wrong on a B200 (NVIDIA/cutlass#3647). In the writer's own CTA they were visible behind relaxed cluster
     /// barriers: on an H200 to each of 57,600,000 reads, and to none of 115,200,000 copies too late.
     pub fn release_weakly(&mut self, warp: u32, mask: u32, into: &mut Shared) {
@@ -908,7 +908,7 @@ struct View<'a> {
     issued: Option<IssuedStores<'a>>,
     /// Loads that may still read after an arrival.
     late: Option<&'a FxHashMap<(u32, u32, u32), u32>>,
-    /// Instructions by which a warp reads as a whole.
+    /// Instructions by which all lanes of a warp read together.
     together: &'a FxHashSet<u32>,
     /// Course of the accessor's warp, if the course counts as an order.
     course: Option<&'a Course>,
@@ -1115,7 +1115,7 @@ mod tests {
     proptest! {
         /// The first conflict does not depend on how an access is split into pieces.
         #[test]
-        fn chunks_words_and_bytes_are_kept_alike(
+        fn chunks_words_and_bytes_give_the_same_races(
             steps in prop::collection::vec((0u32..2, 0u32..2, 0u32..32, 0u32..6, 0usize..5), 1..40),
         ) {
             const MODES: [Mode; 5] = [Mode::Read, Mode::StrongRead, Mode::Write, Mode::SameValue, Mode::Atomic];

@@ -151,7 +151,7 @@ pub struct Cta {
     pub allocation_words: FxHashMap<u32, (u32, u64)>,
     /// `true` if a thread has waited for the earlier grids.
     pub awaited_grids: bool,
-    /// `true` if a thread has let dependents start without knowing of such a wait.
+    /// `true` if a thread has let dependents start without knowing of this wait.
     pub let_dependents_start: bool,
     /// Last accesses to the CTA's shared memory by each thread and operation of other CTAs.
     pub remote_accesses: FxHashMap<u32, RemoteAccess>,

@@ -300,8 +300,8 @@ impl Cluster<'_> {
         (std::array::from_fn(|id| barriers[id].generation), self.machine.cluster_barrier.generation)
     }
 
-    /// Records that the last threads of a warp have exited, which counts as an arrival at all barriers. Before, the
-    /// barriers were in `phases`.
+    /// Records that the last threads of a warp have exited, which counts as an arrival at all barriers. `phases`: the
+    /// phases of the barriers before the exit.
     fn record_exit(&mut self, n: usize, phases: ([u64; COUNT as usize], u64)) {
         let (cluster, cta) = (self.machine.index, self.warps[n].cta);
         let exits = Kind::Arrive(Arriving::uncounted(0, false));

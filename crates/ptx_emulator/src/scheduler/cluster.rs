@@ -21,8 +21,8 @@ const FAIR_SLICE: u64 = 32;
 /// Instructions after which even the worst schedule lets other warps run.
 const LONG_SLICE: u64 = 4096;
 
-/// Maximum number of consecutive timeouts without other progress. Each check of an mbarrier takes two timeouts, and one
-/// more ends a try that will be repeated.
+/// Number of timeouts in a row without progress after which no wait times out any more: 16 checks of an mbarrier take
+/// two timeouts each, and one more timeout ends a repeated try.
 const FRUITLESS_TRIES: u32 = 33;
 
 /// State of a cluster.

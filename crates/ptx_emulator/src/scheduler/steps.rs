@@ -16,7 +16,7 @@ pub struct Steps {
     pub loops: FxHashMap<u32, Vec<Loop>>,
     /// Number of operations that each warp has issued.
     pub issued: FxHashMap<u32, u32>,
-    /// Warp of each operation, and the operation's number among those of the warp.
+    /// Warp of each operation, and the operation's number among the warp's operations.
     pub names: FxHashMap<u64, (u32, u32)>,
     /// What operations in flight will touch, as far as it is known at their issue.
     pub claims: FxHashMap<u64, Footprint>,

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_share_the_bytes_of_a_stretch_in_any_order() {
+    fn earlier_time_takes_bytes_that_later_requests_left() {
         let mut server = Calendar::new(10.0);
         assert_eq!(server.serve(0, 640), 64);
         assert_eq!(server.serve(0, 320), 96);

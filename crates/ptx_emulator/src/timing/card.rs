@@ -333,8 +333,8 @@ impl Card {
 
 impl Card {
     /// A GPU of compute capability 12.x. Its number of SMs, clock (MHz), bandwidth (GB/s) and L2 size (MB) come from
-    /// its data sheet. Others measured latencies of two such GPUs, and the read bandwidth of one. Most other constants
-    /// are assumptions, and no prediction was compared with such a GPU.
+    /// its data sheet. Others measured latencies of two of these GPUs, and the read bandwidth of one. Most other constants
+    /// are assumptions, and no prediction was compared with one of these GPUs.
     fn sm_120(name: &'static str, sms: u32, arch: &'static str, clock: f64, dram: f64, l2: f64) -> Card {
         use Origin::{Assumed, Published};
         let datasheet = Published("NVIDIA RTX Blackwell GPU Architecture, and the product page");

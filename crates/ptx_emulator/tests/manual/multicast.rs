@@ -13,7 +13,7 @@ const WORDS: usize = 64;
 const BYTES: usize = 4 * WORDS;
 
 /// CTA 0 sends to the CTAs of the mask, and CTA 1 sends to all CTAs. Each sends its own words to its own place. Every
-/// CTA writes out both places, one of which may be untouched.
+/// CTA writes out both places; one of them may be untouched.
 fn sent(name: &str, copy: &str, parameters: &str, mask: u32, launch: serde_json::Value, source: Vec<u32>) -> Program {
     let body = format!(
         "ld.param.u64 %d1, [out];\nmov.u32 %r2, tile;\nmov.u32 %r10, %cluster_ctarank;\n\

@@ -21,7 +21,7 @@ const BOTH_CTAS: &str = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.a
 
 fn product(kind: Kind, m: usize, n: usize) -> Program {
     let operands = Operands::new(kind, m, n, 141);
-    // Shared memory of each CTA: its rows of A₀ A₁ B₀ B₁, the scale factors of its rows of A, and those of all of B.
+    // Shared memory of each CTA: its rows of A₀ A₁ B₀ B₁, the scale factors of its rows of A, and the scale factors of all of B.
     let (rows_a, rows_b) = (m / 2, n / 2);
     let mut halves: [Vec<u8>; 2] = [Vec::new(), Vec::new()];
     for (cta, bytes) in halves.iter_mut().enumerate() {

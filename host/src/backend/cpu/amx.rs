@@ -28,8 +28,7 @@ const STEP: usize = REGISTER_BYTES / size_of::<u16>();
 /// Bytes from one token to the next.
 const TOKEN_BYTES: usize = Bf16::CHUNK_BLOCKS * BLOCK * size_of::<u16>();
 
-/// Bytes from a pair of columns of all rows of a panel to the next pair, and from the sums of a token to the sums of
-/// the next token.
+/// Distance in bytes between two pairs of columns in a panel's weights, and also between the sums of two tokens.
 const PANEL_BYTES: usize = PANEL_ROWS * size_of::<f32>();
 
 const _: () = assert!(PANEL_ROWS == 2 * REGISTER_ROWS && STEP == Bf16::SUM_BLOCKS * BLOCK);
@@ -115,8 +114,8 @@ impl Registers {
     }
 }
 
-/// First token of the second register. Up to 16 tokens are in both registers: then the same sums are computed and
-/// stored twice, which takes less time than decoding weights.
+/// Returns the first token of the second register. With up to 16 tokens it is 0: both registers hold the same tokens,
+/// and each sum is computed and stored twice. That takes less time than decoding weights.
 fn second_token(tokens: usize) -> usize {
     if tokens > REGISTER_ROWS { REGISTER_ROWS } else { 0 }
 }

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_near_the_maximum_stay_finite_and_infinities_stay() {
+    fn large_nvfp4_sums_stay_finite_and_infinities_stay_infinite() {
         let epilogue = Epilogue::of_nvfp4([4.1; 2], TokenDtype::F16);
         assert_eq!([f32::MAX, -f32::MAX].map(|sum| epilogue.scaled(sum, 0)), [f32::MAX, f32::MIN]);
         assert_eq!(silu_times(f32::MIN, f32::MAX), 0.0);

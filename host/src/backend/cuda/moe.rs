@@ -146,7 +146,7 @@ impl CudaMoeLayer {
         PackedWeights::at(&self.placed.sizes, self.weights.as_device_ptr().as_raw())
     }
 
-    /// Waits for copies from pageable memory. Such a copy may return before its last part has arrived (cuda.h, "API
+    /// Waits for copies from pageable memory. A copy may return before its last part has arrived (cuda.h, "API
     /// synchronization behavior"), and neither this layer's stream nor a caller's stream would wait for it.
     fn wait_for_copies(&self) -> Result<(), Error> {
         self.device.check(CurrentContext::synchronize())

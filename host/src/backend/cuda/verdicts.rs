@@ -24,7 +24,7 @@ pub enum Verdicts {
     UserCache,
     /// Another folder.
     Folder(PathBuf),
-    /// No location: reads as if nothing had been tested.
+    /// No location: no verdict is read or written, so no kernel counts as tested.
     Ignored,
 }
 

@@ -19,10 +19,9 @@ pub(super) struct Clock {
     listings: Mutex<HashMap<&'static str, Option<Arc<Listing>>>>,
 }
 
-/// How far off a prediction without machine code may be: one of the validated points, both ways beside the published
-/// time (benches/lab/time-model.md).
-const PTX_ERROR: &str =
-    "such a time may be 44 % off, as group-3's on a B200: 13.0 µs counted in PTX, 9.0 in machine code, 8.5 published";
+/// Warning about a prediction without machine code. The numbers are from one of the validated points
+/// (benches/lab/time-model.md).
+const PTX_ERROR: &str = "a time counted in PTX may be 44 % off, as for group-3 on a B200: 13.0 µs counted in PTX, 9.0 in machine code, 8.5 published";
 
 /// Predicted time of a step on a GPU.
 #[derive(Clone, Debug)]

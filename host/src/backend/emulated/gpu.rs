@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpu_arch::{Arch, Capability};
+use gpu_arch::{Arch, CAPABILITIES, Capability};
 use ptx_emulator::{
     Arg, Buffer, Card, DataType, Device, DeviceConfig, Interleave, L2Promotion, LaunchConfig, OobFill,
     Report as Counters, Schedule, Sums, Swizzle, TensorMap,
@@ -105,7 +105,8 @@ impl Emulated {
     /// kernel for the first GPU of this architecture.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the name is not an architecture, or no kernel runs on it.
+    /// [`Error::Invalid`] if the name is not an architecture, no kernel runs on it, or no GPU has its compute
+    /// capability ([`CAPABILITIES`]).
     pub fn new(arch: &str, options: Options) -> Result<Self, Error> {
         let known = || builds::arches().join(", ");
         let capability = arch
@@ -114,6 +115,10 @@ impl Emulated {
             .map_err(|_| Error::Invalid(format!("`{arch}` is not an architecture; choose one of {}", known())))?;
         let default = GroupedKernel::choose(GroupedKernel::all(), capability)
             .ok_or_else(|| Error::Invalid(format!("no kernel runs on {arch}; choose one of {}", known())))?;
+        if !CAPABILITIES.contains(&capability) {
+            let known = CAPABILITIES.map(|(major, minor)| format!("sm_{major}{minor}")).join(", ");
+            return Err(Error::Invalid(format!("{arch} is the architecture of no GPU; choose one of {known}")));
+        }
         let card = GPUS.iter().find(|gpu| gpu.capability == capability).map(|gpu| gpu.sms as u32);
         let sms = options.sms.or(card).unwrap_or(DeviceConfig::default().sms);
         let (variant, replaced) = (Variant::default(), HashMap::new());

@@ -140,7 +140,7 @@ mod tests {
     use crate::problem::TokenDtype;
 
     #[test]
-    fn the_device_packs_what_the_host_packs_and_finds_the_first_scale_that_is_none() {
+    fn device_packs_like_the_host_and_finds_invalid_scales() {
         const SIZES: [(usize, usize); 4] = [(16, 16), (80, 144), (64, 128), (144, 272)];
         for (arch, (n, k)) in arches().into_iter().flat_map(|arch| SIZES.map(|size| (arch, size))) {
             let gpu = Emulated::new(arch, Options::default()).unwrap();

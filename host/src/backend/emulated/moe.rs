@@ -18,7 +18,8 @@ use nvfp4_kernels::moe::{
     self, MoeArguments, MoeKernels, Packing, PlacedExperts, PlacedMoe, StageParts, Workspace, packing,
 };
 
-/// Name of the buffers of the tokens' experts, of their weights, and of the expert map, like [`WEIGHTS`].
+/// Name of the buffers with the experts that tokens name, with their weights and with the expert map, in faults and
+/// counters.
 pub const ROUTING: &str = "routing";
 
 /// Byte that makes NaN as a number, and an invalid row, expert or ticket in lists.

@@ -15,7 +15,7 @@ use nvfp4::problem::{Op, TokenDtype, TokenFormat};
 
 use crate::cli::parse;
 
-/// Run an MoE layer's grouped GEMM, check it against the exact reference, and report its speed.
+/// Run an MoE layer, a linear layer or a grouped GEMM, check it against the exact reference, and report its speed.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   nvfp4 run                                      the default shape on the best device of this machine
@@ -67,13 +67,14 @@ pub struct Args {
     /// [default: fair].
     #[arg(long, value_parser = parse::suggested::<emulated::Schedule>(["fair", "worst"]), hide_possible_values = true)]
     pub schedule: Option<emulated::Schedule>,
-    /// Predict the time on a GPU (method and accuracy: benches/lab/time-model.md). The emulator does not look for hazards.
+    /// Predict the time on a GPU (method and accuracy: the book's page "The time model"). The emulator then does not look
+    /// for hazards.
     #[arg(long, requires = "gpu")]
     pub timed: bool,
-    /// GPU of --timed: h200, b200, rtx-5090, rtx-pro-6000, rtx-5070-ti or gb10.
+    /// GPU of --timed.
     #[arg(long, value_parser = Card::NAMES, requires = "timed")]
     pub gpu: Option<String>,
-    /// With --timed: set a constant of the GPU (benches/lab/time-model.md lists them). May be given several times.
+    /// With --timed: set a constant of the GPU (the book's page "The time model" lists them). May be given several times.
     #[arg(long, value_name = "NAME=VALUE", requires = "timed")]
     pub constant: Vec<String>,
     /// With --timed: skip arithmetic that no control flow depends on. The output is then not checked.
@@ -105,7 +106,7 @@ pub struct Args {
     #[arg(long, visible_alias = "dtype", value_name = "DTYPE", value_parser = parse::out_dtype())]
     pub out_dtype: Option<TokenDtype>,
     /// Format in which tokens of --op moe and linear are multiplied: 16-bit; fp8, as e4m3 with one scale per token; or
-    /// nvfp4, with the checkpoint's input scales or one global scale per token (accuracy cost: benches/lab/accuracy.md)
+    /// nvfp4, with the checkpoint's input scales or one global scale per token (accuracy cost: the book's page "Accuracy")
     /// [default: the layer's own, or 16-bit; for --op moe on B200 and B300: nvfp4].
     #[arg(long, value_name = "FORMAT", value_parser = parse::token_format())]
     pub token_format: Option<TokenFormat>,

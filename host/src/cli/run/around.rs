@@ -82,15 +82,15 @@ impl<'a> AroundPart<'a> {
         let mut parts = Vec::new();
         if self.around.before().projection.is_some() {
             parts.push(format!(
-                "the host projects tokens of H {hidden} to {width} before the experts and back after them"
+                "the host projects tokens from {hidden} to {width} numbers before the experts, and back after them"
             ));
         } else if has_norms {
             parts.push("the host normalizes the tokens before the experts and their sum after them".into());
         }
         if let Some((intermediate, activation)) = self.branch_sizes() {
-            let norms = if has_norms { ", norms of its own" } else { "" };
+            let norms = if has_norms { " and separate norms" } else { "" };
             let branch =
-                format!("beside the experts a branch of I {intermediate}: {activation}, tokens of H {hidden}{norms}");
+                format!("a branch beside the experts, {hidden} → {intermediate} → {hidden} with {activation}{norms}");
             let forms = self.around.host_branch().into_iter().flat_map(FeedForward::projections);
             let forms: BTreeSet<&str> = forms.map(|projection| &projection.form[..]).collect();
             parts.push(match forms.is_empty() {
@@ -99,7 +99,7 @@ impl<'a> AroundPart<'a> {
             });
         }
         let unchecked = if self.around.host_branch().is_some() { "; the host's branch is not compared" } else { "" };
-        format!("around    {}. Time, rate and bytes are those of the routed experts{unchecked}", parts.join("; "))
+        format!("around    {}. Time, rate and bytes count the routed experts alone{unchecked}", parts.join("; "))
     }
 
     /// JSON keys about the surroundings.

@@ -19,8 +19,8 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Opens the file of --activations, or describes what will be generated. The type is the one of --out-dtype, else
-    /// the file's, else bf16.
+    /// Opens the file of --activations, or describes what will be generated. The type is --out-dtype, or
+    /// else the file's type, or else bf16.
     ///
     /// # Errors
     /// Returns an error if the file has no tokens in a known form.

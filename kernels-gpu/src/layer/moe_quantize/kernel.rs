@@ -46,7 +46,7 @@ const WARP_BYTES: u32 = WARP_SIZE * PIECE_BYTES;
 /// Whole k-blocks that a warp rounds at a time: two pieces per lane.
 const ROUND: u32 = 2 * WARP_BYTES / (K_BLOCK * ELEMENT_BYTES);
 
-/// Columns whose weights are two words in each of the four lanes of a row.
+/// Number of columns for which each of the four lanes of a row has two words of weights.
 const WHOLE: u32 = K_BLOCK / 2;
 
 /// Quantizes f16.

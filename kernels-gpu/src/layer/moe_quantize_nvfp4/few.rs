@@ -20,7 +20,8 @@ use crate::{
     nvfp4_rows::scale_tiles,
 };
 
-const _: () = assert!(Quantize::FEW_SHARED_BYTES == 16, "the warps' magnitudes are one load");
+const _: () =
+    assert!(Quantize::FEW_SHARED_BYTES == 16, "the warps' magnitudes must be 16 bytes, so that one load reads them");
 
 /// Quantizes few tokens of f16.
 ///

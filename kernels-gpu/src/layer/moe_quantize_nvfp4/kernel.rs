@@ -121,8 +121,8 @@ impl Row {
         }
     }
 
-    /// Returns the row with this index, of an expert with these rows, tiles and global scale: the first ones, and those
-    /// behind the last.
+    /// Returns the row with this index. Its expert has these rows and tiles, each given by its first index and the index
+    /// behind its last, and this global scale.
     ///
     /// # Safety
     /// The row is one of the expert's.

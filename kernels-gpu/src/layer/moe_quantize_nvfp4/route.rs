@@ -22,7 +22,7 @@ use crate::{
     lists::{NO_ROW, token_tiles},
 };
 
-/// Bits per half of a word that holds a number of rows, and a number of tiles above it.
+/// Bits of a half of a word. The low half holds a number of rows, the high half a number of tiles.
 const HALF: u32 = 16;
 
 /// Bytes of a number in shared memory.

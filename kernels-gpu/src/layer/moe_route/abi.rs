@@ -108,7 +108,7 @@ impl Route {
     /// Number of choices of a warp that are ranked at a time, and that a CTA has room to sort.
     pub const WARP_CHOICES: u32 = 512;
 
-    /// [`Self::WARP_CHOICES`] where a thread has two experts, whose counts take twice the memory.
+    /// [`Self::WARP_CHOICES`] for threads with two experts each: their counts take twice the memory.
     pub const LARGE_WARP_CHOICES: u32 = 192;
 
     /// Maximum dynamic shared memory of a CTA of each entry, in bytes, which every GPU from sm_80 on has. The largest

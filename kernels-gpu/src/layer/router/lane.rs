@@ -108,7 +108,7 @@ pub unsafe fn of_expert(list: u64, is_there: bool, expert: u32) -> f32 {
     f32::from_bits(unsafe { ld_global_b32_or_zero(is_there, address) })
 }
 
-/// Returns the greatest of a lane's keys and its index, the first one of equal keys.
+/// Returns the greatest of a lane's keys, and its index. Of equal keys the first one counts.
 #[inline(always)]
 pub fn best<const EXPERTS: usize>(keys: &[u32; EXPERTS]) -> (u32, u32) {
     let mut best = (0, 0);
@@ -118,7 +118,8 @@ pub fn best<const EXPERTS: usize>(keys: &[u32; EXPERTS]) -> (u32, u32) {
     best
 }
 
-/// Selects the best `top_k` experts, one after another. Lane L returns the L-th one, and `none` if there is no L-th one.
+/// Selects the best `top_k` experts, one after another. Lane L returns the L-th expert, or `none`
+/// if L is at least `top_k`.
 ///
 /// # Safety
 /// The whole warp calls this together. There are at least `top_k` experts.

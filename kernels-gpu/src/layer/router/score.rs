@@ -42,7 +42,7 @@ pub const fn score_of(key: u32) -> f32 {
     }
 }
 
-/// Returns e to the power of the distance of a logit from the largest one; 1 for equal ones, also for infinite ones.
+/// Returns e^(`logit` − `largest`), and 1 if the two are equal, even if they are infinite.
 #[inline(always)]
 pub fn power(logit: f32, largest: f32) -> f32 {
     if logit == largest { 1.0 } else { exp_of_negative(logit - largest) }

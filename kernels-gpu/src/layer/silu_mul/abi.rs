@@ -11,7 +11,7 @@ pub const THREAD_ELEMENTS: u32 = 4;
 /// Number of neighboring elements that a CTA computes.
 pub const BLOCK_ELEMENTS: u32 = THREADS * THREAD_ELEMENTS;
 
-/// The same number of elements of three matrices: `c = silu(gate) ∘ up`, all in one 16-bit format. Addresses are
+/// A part of three matrices in one 16-bit format, for which `c = silu(gate) ∘ up` is computed. Addresses are
 /// multiples of 8. An element of an array in global memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

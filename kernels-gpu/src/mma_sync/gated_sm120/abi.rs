@@ -182,7 +182,7 @@ instances!(table);
 /// Layout of weights in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// Slabs, which a stage holds as they are.
+    /// Slabs. A stage holds them unchanged.
     Slabs,
     /// Rows with scales in the blocked layout: [`nvfp4_rows`](crate::nvfp4_rows). A stage has 64 rows of gate and 64 of
     /// up, or 128 of the only matrix, with the 128-byte swizzle. The scale tiles of each matrix follow, one per step.
@@ -323,7 +323,7 @@ impl Instance {
         assert!(self.matrices == 1 || self.matrices == 2);
         assert!(
             self.tile_tokens >= N_STEP && self.tile_tokens <= SCALE_TILE_ROWS && self.tile_tokens.is_power_of_two(),
-            "tiles of tokens must be parts of a scale tile"
+            "the tokens of a tile must be a power of two, at least N_STEP and at most the rows of a scale tile"
         );
         assert!(self.stages > 0, "a pipeline needs at least 1 stage");
         assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit in shared memory");

@@ -198,14 +198,14 @@ impl Instance {
         let is_part = self.strips > 0 && PANEL_ROWS.is_multiple_of(self.columns());
         assert!(
             is_part || self.columns().is_multiple_of(PANEL_ROWS),
-            "a tile must be a part of a panel or whole panels"
+            "a tile must be a part of a panel, or a multiple of a panel"
         );
         assert!(self.warp_tokens() > 0 && self.warp_tokens().is_multiple_of(PRODUCT_TOKENS));
         assert!(self.span > 0 && self.span <= MAX_SPAN && self.stages.is_multiple_of(self.span));
         assert!(self.spans() > 1 && self.stages > 2, "the pipeline needs at least 2 spans and 3 stages");
         assert!(
             self.parts == 1 || (self.parts == 2 && !self.by_pieces),
-            "K has one or two parts, two with bulk copies"
+            "K must have one part, or two parts where bulk copies fill the stages"
         );
         assert!(self.shared_bytes() <= SHARED_BYTES, "the stages do not fit in shared memory");
     }

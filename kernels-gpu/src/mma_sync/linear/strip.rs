@@ -59,11 +59,11 @@ pub(crate) struct Strip<I, const BF16: bool, const P: usize> {
 
 /// Offsets of a lane's part of a stage, in bytes from the stage's weights and tokens.
 pub(crate) struct Lane {
-    /// Offsets of the words of its rows.
+    /// Offsets of the words of the lane's rows.
     words: [u32; 2],
-    /// Offsets of the scales of its rows.
+    /// Offsets of the scales of the lane's rows.
     scales: [u32; 2],
-    /// Offsets that it passes to `ldmatrix` for words 0 and 2, and for words 1 and 3.
+    /// Offsets that the lane passes to `ldmatrix` for words 0 and 2, and for words 1 and 3.
     tokens: [u32; 2],
 }
 
@@ -207,7 +207,7 @@ where
         words!(0 1 2 3);
     }
 
-    /// Sums of one of a lane's two tokens of a product: one per row of the lane.
+    /// Returns a product's sums of one of the lane's two tokens: one sum per row of the lane.
     #[inline(always)]
     pub(crate) const fn of_token([a, b, c, d]: [f32; 4], token: u32) -> [f32; 2] {
         if token == 0 { [a, c] } else { [b, d] }

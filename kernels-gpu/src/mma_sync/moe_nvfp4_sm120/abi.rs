@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_and_tile_sizes_equal_those_of_moe_sm100() {
+    fn operations_and_tile_sizes_match_moe_sm100() {
         let sizes = |entry: &str, tokens: u32| {
             (std::string::String::from(&entry[entry.find("_gated_").or(entry.find("_plain_")).unwrap()..]), tokens)
         };

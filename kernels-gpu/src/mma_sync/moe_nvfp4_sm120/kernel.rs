@@ -145,7 +145,7 @@ impl<const INDEX: usize> Work for Routed<INDEX> {
 /// The factors and biases of a lane's elements of C in a tile.
 #[derive(Clone, Copy)]
 struct Terms {
-    /// Global scales of its tokens, two of each eight tokens.
+    /// Global scales of the lane's tokens, which are two of each eight tokens.
     globals: [[f32; 2]; MOST_COLUMNS],
     /// Factors, by slab and row of the product.
     alpha: [[f32; 2]; SLABS as usize],
@@ -154,7 +154,7 @@ struct Terms {
 }
 
 impl Terms {
-    /// The product with this sum, scaled and with its bias.
+    /// Returns a product: its sum times the scales, plus the bias.
     #[inline(always)]
     fn product(&self, slab: usize, [column, row, odd]: Place, sum: f32) -> f32 {
         fma_rn_f32(self.globals[column][odd] * self.alpha[slab][row], sum, self.bias[slab][row])

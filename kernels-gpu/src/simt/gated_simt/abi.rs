@@ -120,7 +120,7 @@ impl Instance {
         Self::STAGES * self.stage_bytes()
     }
 
-    /// The same instance. Fails compilation if the instance takes more resources than there are.
+    /// Returns the instance unchanged. Fails compilation if the instance takes more resources than there are.
     const fn checked(self) -> Self {
         let Tile { tokens, columns, tokens_per_thread, columns_per_thread } = self.tile;
         let threads = (tokens / tokens_per_thread) * (columns / columns_per_thread);
@@ -177,7 +177,7 @@ impl Tile {
 pub struct Panel {
     /// Number of the operand's rows.
     pub rows: u32,
-    /// Distance of rows that lie side by side; divides `rows`.
+    /// Two rows that lie side by side in a plane differ by this number. It divides `rows`.
     pub interleave: u32,
 }
 
@@ -197,7 +197,7 @@ impl Panel {
         column * self.column_stride() + (plane * self.plane_rows() + lane) * BLOCK
     }
 
-    /// `activate` takes the scaled sums of gate and up, or of one element and 0.
+    /// Number of places per plane. A plane has the rows with one remainder modulo `interleave`, and one unused place.
     pub const fn plane_rows(self) -> u32 {
         self.rows / self.interleave + 1
     }

@@ -188,9 +188,9 @@ struct Operand {
     unit_stride: u64,
     /// Address of this thread's four scales.
     scales: GlobalAddress,
-    /// Whether the row of each block is inside of the matrix and the panel.
+    /// For each of this thread's blocks: `true` if the block's row is inside the matrix and the panel.
     units_inside: [bool; MAX_UNITS],
-    /// Whether the row of the scales is inside of the matrix and the panel.
+    /// `true` if the row of the scales is inside the matrix and the panel.
     scales_inside: bool,
 }
 
@@ -199,7 +199,7 @@ struct Operand {
 struct Fetched {
     values: [u64; MAX_UNITS],
     scales: u32,
-    /// Number of blocks of each row that are inside of K.
+    /// Number of blocks of each row that are inside K.
     blocks: i32,
 }
 

@@ -165,7 +165,7 @@ pub struct Launch {
     pub at_hand: u32,
     /// Aligns the following fields.
     pub unused: [u32; 3],
-    /// Groups of these tiles.
+    /// Groups of the tiles in `tiles`.
     pub groups: [Group; GROUPS_AT_HAND],
     /// These tiles, [`packed`](Tile::packed).
     pub tiles: [u64; TILES_AT_HAND],
@@ -329,7 +329,7 @@ pub const fn gated(tile_tokens: u32) -> Builder {
     })
 }
 
-/// Builder of a plain instance, otherwise the same as [`gated`].
+/// Returns a builder like [`gated`], for a plain instance.
 pub const fn plain(tile_tokens: u32) -> Builder {
     Builder(Instance { matrices: 1, ..gated(tile_tokens).0 })
 }
@@ -595,7 +595,7 @@ impl Instance {
         );
         assert!(
             self.tile_tokens.is_multiple_of(self.store_tokens()),
-            "a store by tensor map requires tiles of whole boxes of tokens"
+            "with stores by tensor map, a tile's tokens must be a multiple of a box's tokens"
         );
         assert!(self.stages > 0, "a pipeline needs at least 1 stage");
         let alone = self.blocks == 1 || matches!(self.roles, Roles::Specialized);

@@ -34,7 +34,10 @@ instances!(table);
 const _: () = {
     let mut index = 0;
     while index < INSTANCES.len() {
-        assert!(INSTANCES[index].tile_tokens <= TILE_TOKENS, "a tile of tokens must fit one scale tile along its rows");
+        assert!(
+            INSTANCES[index].tile_tokens <= TILE_TOKENS,
+            "a tile must not have more tokens than a scale tile has rows"
+        );
         assert!(INSTANCES[index].token_scale_tiles() == 1 && INSTANCES[index].blocks == 1);
         index += 1;
     }

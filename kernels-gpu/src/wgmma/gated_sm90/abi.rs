@@ -351,7 +351,7 @@ impl Instance {
         let rows = self.shape().panel_rows();
         assert!(
             if self.narrow { 2 * rows == SLAB_ROWS } else { rows.is_multiple_of(SLAB_ROWS) },
-            "a panel must be whole slabs, or half a slab"
+            "the rows of a panel must be half a slab, or a multiple of a slab"
         );
         assert!(!self.narrow || self.matrices == 2, "only a gated instance can be narrow");
         assert!(
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the CTA is launched with fewer registers")]
+    #[should_panic(expected = "more registers than the CTA is launched with")]
     fn registers_beyond_the_cta_are_refused() {
         Registers { producer: 24, consumer: 248 }.check(2);
     }

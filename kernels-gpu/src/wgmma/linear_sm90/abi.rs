@@ -209,7 +209,7 @@ impl Instance {
         WARPGROUP_ROWS * self.half_tokens() / WARPGROUP / 4
     }
 
-    /// Bytes in which a CTA receives sums from the cluster's other CTA.
+    /// Bytes of memory in which a CTA receives sums from the cluster's other CTA.
     pub const fn inbox_bytes(self) -> u32 {
         if self.cluster() > 1 { inbox_bytes(WARPGROUP, self.pieces()) } else { 0 }
     }
@@ -237,10 +237,13 @@ impl Instance {
             self.buffers > 2,
             "use at least 3 buffers: one is multiplied, one is being filled, and one is not yet known to be full"
         );
-        assert!(self.parts == 1 || (self.parts == 2 && self.shape().parts() == 1), "two parts of K need narrow tiles");
+        assert!(
+            self.parts == 1 || (self.parts == 2 && self.shape().parts() == 1),
+            "with two parts of K, a tile must be narrow"
+        );
         assert!(
             self.cluster() == 1 || self.half_tokens().is_multiple_of(4 * CORE_MATRIX_ROWS),
-            "halves are whole rounds"
+            "in a cluster, half of a tile's tokens must be a multiple of four core matrices' rows"
         );
         assert!(self.shared_bytes() <= SHARED_BYTES, "stages and buffers do not fit in shared memory");
     }

@@ -2,7 +2,7 @@
 //!
 //! With few tokens, `wgmma` would be idle while a warpgroup decodes. Here a warp multiplies each word as soon as it is
 //! decoded, and waits for no other warp. The contract is the contract of [`linear_sm90`](super), with separate
-//! [`INSTANCES`] and one CTA per tile and part of K. Sums are bit-identical to those of `linear_sm90`: an H200 adds the
+//! [`INSTANCES`] and one CTA per tile and part of K. Sums are bit-identical to the sums of `linear_sm90`: an H200 adds the
 //! products of both instructions alike.
 //!
 //! The source of these kernels is [`mma_sync::linear`](crate::mma_sync::linear).

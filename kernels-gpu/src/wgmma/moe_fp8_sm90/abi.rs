@@ -289,7 +289,10 @@ impl Instance {
             self.consumers * self.tile_tokens <= 2 * MAX_TILE_TOKENS,
             "the sums need too many registers: use fewer tokens per tile or fewer warpgroups"
         );
-        assert!(self.tile_tokens.is_multiple_of(2 * CORE_MATRIX_ROWS), "half a tile must be whole core matrices");
+        assert!(
+            self.tile_tokens.is_multiple_of(2 * CORE_MATRIX_ROWS),
+            "half of a tile's tokens must be a multiple of a core matrix's rows"
+        );
         // The rows of 128 bytes that `wgmma` reads then begin where the swizzle does.
         assert!(self.buffer_bytes().is_multiple_of(1024));
         assert!(

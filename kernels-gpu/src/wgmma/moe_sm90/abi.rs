@@ -16,7 +16,7 @@ use crate::{
 /// are wider than their tokens.
 pub const LEAST_N: u32 = 32;
 
-/// Bytes in which a lane that gathers tokens stores the start of a token.
+/// Bytes of memory in which a lane that gathers tokens stores the start of its token.
 pub const SOURCE_BYTES: u32 = 4;
 
 /// Bytes in which a warp stores the starts of a strip's tokens.
@@ -84,7 +84,7 @@ pub struct Instance {
     pub tile_tokens: u32,
     /// Number of warpgroups that multiply.
     pub consumers: u32,
-    /// Whether tiles have half of the columns that this number of warpgroups could multiply.
+    /// Whether tiles are half as wide as this number of warpgroups could multiply.
     pub narrow: bool,
     /// Whether each warp multiplies its rows by itself, in narrow tiles.
     pub by_warps: bool,
@@ -243,12 +243,12 @@ impl Instance {
     /// Fails to compile if the instance exceeds the hardware's resources.
     const fn check(self) {
         self.shape().check();
-        assert!(SLAB_ROWS.is_multiple_of(self.piece_rows()), "a panel must be whole slabs, or half a slab");
+        assert!(SLAB_ROWS.is_multiple_of(self.piece_rows()), "a slab must be a multiple of the rows of a piece");
         assert!(self.stages > 1, "use at least 2 stages: with one, filling it would wait for emptying it");
         assert!(self.buffers > 1, "use at least 2 buffers: with one, filling it would wait for emptying it");
         if self.sorted {
             assert!(!self.by_warps, "`by_warps` requires strips: do not combine it with `sorted`");
-            assert!(self.shape().least_n <= SPARE_ROWS, "N must not exceed the tile's rows plus the spare rows");
+            assert!(self.shape().least_n <= SPARE_ROWS, "the smallest N must not exceed the spare rows");
             assert!(K_BLOCK_LINES * self.lines_bytes() == self.shape().buffer_bytes());
             // The rows of 128 bytes that `wgmma` reads then begin where the swizzle does.
             assert!(self.stage_bytes().is_multiple_of(1024) && self.lines_bytes().is_multiple_of(1024));

@@ -46,7 +46,7 @@ class _Checkpoint:
 
     def __init__(self, files):
         if not files or not all(str(file).endswith(".safetensors") for file in files):
-            raise ValueError(f"{files}: NVFP4 checkpoints are read from safetensors files; pass the folder of such a checkpoint")
+            raise ValueError(f"{files}: NVFP4 checkpoints are read from safetensors files; pass a folder with these files")
         self._files = [(file, safe_open(file, "pt")) for file in files]
         self._place = {name: index for index, (_, file) in enumerate(self._files) for name in file.keys()}
         self.modules = {}
@@ -161,7 +161,7 @@ class Loader:
             renamed, pattern = rename_source_key(f"{module}.weight", renamings, converters, model.base_model_prefix, tensors)
             place = renamed.rpartition(".")[0]
             if place not in known or not _is_target(known[place]):
-                # Experts that the model's own rules do not name, as those of gpt-oss, whose original has one tensor for all.
+                # The model's own rules do not name these experts: gpt-oss's original has one tensor for all experts.
                 renamed, _ = rename_source_key(f"{module}.weight", renamings, [], model.base_model_prefix, tensors)
                 matched = re.match(r"(.*\bexperts)\.", renamed)
                 place = matched[1] if matched else ""

@@ -272,7 +272,7 @@ const NAMES: [[&str; 3]; 6] = [
 ];
 
 /// Packs gate, up and down of a layer and of its shared expert into `weights`. `scales`: the input scales. `options`: the
-/// layer's options that are not the default, of which one says whether there are input scales.
+/// layer's options that are not the default. One of them says whether there are input scales.
 #[pyfunction]
 #[pyo3(signature = (weights, dtype, projections, shared, scales, **options))]
 pub fn pack_moe<'py>(

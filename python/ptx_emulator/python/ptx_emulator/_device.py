@@ -281,7 +281,7 @@ def explore(
     seconds      maximum time
     every_fault  go on behind faults, and list each once in `Exploration.failures` instead of raising the first
 
-    The other arguments are those of `launch`, without `schedule`, `schedules`, `keep_going`, `overlaps` and `timed`.
+    The other arguments are the same as of `launch`, without `schedule`, `schedules`, `keep_going`, `overlaps` and `timed`.
     """
     code = module(ptx)
     device = Device(gpu or _options.gpu_of(code.target))

@@ -1,6 +1,6 @@
 """What `import triton` starts: on a machine without a GPU, the stand-in for `torch.cuda`.
 
-PyTorch itself imports Triton to ask whether it can compile for a GPU. Such an import starts nothing.
+PyTorch itself imports Triton to ask whether it can compile for a GPU. That import starts nothing.
 """
 
 from __future__ import annotations

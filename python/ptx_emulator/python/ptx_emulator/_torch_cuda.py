@@ -363,7 +363,7 @@ class Stream:
 
 
 class Event:
-    """An event. Times are those of the emulation; with `timed`, of the model."""
+    """An event. It measures the time of the emulation or, with `timed`, the predicted time."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._at: float | None = None

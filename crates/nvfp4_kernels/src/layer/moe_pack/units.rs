@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn row_order_of_k_is_the_order_of_columns() {
+    fn rows_can_be_packed_in_the_order_of_k() {
         for rows in [16, 48, 96, 176, 352, 720, 768] {
             let matrix = matrix(rows, 32);
             let n = rows as u32;

@@ -16,8 +16,8 @@ use nvfp4_core::problem;
 use nvfp4_core::router::{GroupScore, LogitType, Router, Score, Scoring};
 
 const _: () = {
-    assert!(problem::MAX_EXPERTS <= MAX_EXPERTS as usize, "the kernel ranks all experts");
-    assert!(problem::MAX_TOP_K <= abi::MAX_TOP_K as usize, "the kernel chooses all experts of a token");
+    assert!(problem::MAX_EXPERTS <= MAX_EXPERTS as usize, "the kernel must rank all experts");
+    assert!(problem::MAX_TOP_K <= abi::MAX_TOP_K as usize, "the kernel must be able to choose all experts of a token");
 };
 
 /// The kernel.
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn launch_has_one_warp_per_token_and_group_memory() {
+    fn launch_has_a_warp_per_token_and_memory_for_groups() {
         let softmax = Router::new(8, 2, Scoring::TopKSoftmax).unwrap();
         let grid = launch(&softmax, &arguments()).unwrap().unwrap().grid;
         assert_eq!((grid.blocks, grid.threads, grid.shared_bytes), (3, 128, 0));

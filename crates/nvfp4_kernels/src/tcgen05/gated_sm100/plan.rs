@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_cover_groups_once_and_start_at_scales() {
+    fn tiles_cover_each_group_once_from_multiples_of_32_tokens() {
         for instance in INSTANCES {
             let groups = [group(129, 136), group(0, 8), group(8, 72)].map(|mut group| {
                 group.m = if instance.allows(group.m) { group.m } else { instance.tile_tokens };

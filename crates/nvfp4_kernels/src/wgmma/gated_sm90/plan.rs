@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn time_of_kinds_matches_the_dealt_tiles() {
+    fn estimated_time_matches_the_dealt_tiles() {
         let time = |kinds: &[(u64, u64)], sms| finish(&kinds.iter().copied().collect(), sms);
         assert_eq!(time(&[(10, 4)], 4), 10);
         assert_eq!(time(&[(10, 5)], 4), 20);

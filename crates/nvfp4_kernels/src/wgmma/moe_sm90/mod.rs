@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_grow_with_the_rows_later_if_k_is_short() {
+    fn short_k_keeps_small_tiles_for_more_rows() {
         for (k, tiles) in [
             (96, [16, 16, 64, 64, 64, 64, 64]),
             (192, [16, 64, 64, 64, 64, 64, 128]),

@@ -91,8 +91,8 @@ impl Instruction for Mma {
 }
 
 impl Mma {
-    /// Marks the elements of D that undefined elements change: those in the rows of A's, in the columns of B's, and
-    /// those of C.
+    /// Marks the elements of D that undefined elements change: a row of D for an element of A, a column for an element
+    /// of B, and one element for an element of C.
     fn mark(&self, w: &mut Warp, origin: Origin) {
         let per_register = 4 / self.element_bytes as u32;
         let width = 8 * self.element_bytes;

@@ -141,8 +141,8 @@ impl ScaleOperand {
         Ok((0..rows as u32).flat_map(|row| codes((self.side.lane)(row, thread as u32))).copied().collect())
     }
 
-    /// Warns about a scale that no product of the kernel reads: one in a lane that no product selects, unless it is
-    /// zero or a copy of a scale that a lane of the same group of four supplies.
+    /// Warns about a scale in a lane that no product of the kernel selects. Zero scales are allowed, and copies of the
+    /// scales of a selected lane among the same four lanes.
     fn check_unread<'c>(&self, m: &Machine<'_>, thread: u32, codes: impl Fn(u32) -> &'c [u8]) -> Stopped<()> {
         let read = self.read.load(Ordering::Relaxed);
         for lane in (0..32).filter(|lane| read >> lane & 1 == 0) {

@@ -77,7 +77,7 @@ fn transforms_of(
 }
 
 #[test]
-fn transforms_act_before_each_product_and_rounding() {
+fn transforms_precede_each_product_and_its_rounding() {
     for shape in in_every_format(&layer("layer-test-7")) {
         let dtype = TokenDtype::Bf16;
         let plain = weights(&shape, Generator::Gaussian, dtype);

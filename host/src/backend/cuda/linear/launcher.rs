@@ -55,7 +55,7 @@ impl LinearTensor<'_> {
         match self.bias {
             Some(bias) if sizes.bias => bias.check(sizes.dtype, sizes.n).map_err(|error| error.at("bias")),
             None if !sizes.bias => Ok(()),
-            _ => Err(Error::Invalid("biases, and sizes that say that there are some, come together".into())),
+            _ => Err(Error::Invalid("pass biases if and only if the sizes say that the layer has biases".into())),
         }
     }
 }

@@ -74,7 +74,7 @@ impl<'a> MoeTensors<'a> {
     fn check(&self, sizes: &MoeSizes, of_shared: bool) -> Result<(), Error> {
         if self.gate.is_some() != sizes.activation.has_gate() {
             let text =
-                format!("tensors of gate and an activation with a gate come together; it is {}", sizes.activation);
+                format!("pass tensors of gate if and only if the activation has a gate; it is {}", sizes.activation);
             return Err(Error::Invalid(text));
         }
         let (got, Matrices { count, .. }) = (self.input_scales.len(), Matrices::of(sizes, of_shared, 0));
@@ -90,7 +90,10 @@ impl<'a> MoeTensors<'a> {
             let experts = count as usize;
             if let Some(bias) = tensor.bias {
                 if !sizes.biases {
-                    return Err(Error::Invalid("biases, but the sizes say that there are none".into()).at(name));
+                    return Err(Error::Invalid(
+                        "biases were given, but the sizes say that the layer has none; leave them out".into(),
+                    )
+                    .at(name));
                 }
                 bias.check(sizes.dtype, experts * rows as usize).map_err(|error| error.at(name))?;
             }
@@ -212,7 +215,9 @@ impl MoeLauncher {
         sizes.check()?;
         self.load(sizes.token_format)?;
         if shared.is_some() != sizes.shared_intermediate.is_some() {
-            return Err(Error::Invalid("tensors of a shared expert and its intermediate size come together".into()));
+            return Err(Error::Invalid(
+                "pass both the tensors of a shared expert and its intermediate size in the sizes, or neither".into(),
+            ));
         }
         check_weights(weights)?;
         experts.check(sizes, false)?;

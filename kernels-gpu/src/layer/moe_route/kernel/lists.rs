@@ -167,7 +167,7 @@ pub(super) trait Experts {
 #[derive(Clone, Copy)]
 pub(super) struct Counted {
     is_expert: bool,
-    /// Rows of each warp of the CTA, and of all of them.
+    /// Number of rows of each warp of the CTA.
     of_warps: [u32; Route::WARPS as usize],
     here: u32,
     /// Rows of the CTAs before this one, and of all CTAs.
@@ -545,8 +545,8 @@ struct Group<const X: usize> {
     first: u32,
     /// End of the segment: the choice after its last one.
     end: u32,
-    /// Address of the choices: first their expert ids, then the expert with the rank in the bits above it, or
-    /// [`NO_ROW`].
+    /// Address of a word per choice: at first the id of its expert, later its expert with its rank in the bits above,
+    /// or [`NO_ROW`].
     choices: SharedAddress,
     /// This lane, and the bit mask of the lanes below it.
     lane: u32,
@@ -719,7 +719,8 @@ impl Tokens {
         Self { first: first / top_k, choice: first % top_k, reciprocal: (1u32 << Self::BITS).div_ceil(top_k) }
     }
 
-    /// Token of the choice that is `choice` choices after the first one, at most the number that a CTA sorts.
+    /// Returns the token of the choice that follows the first one by `choice`, which is at most the number of choices that
+    /// a CTA sorts.
     #[inline(always)]
     fn of(&self, choice: u32) -> u32 {
         // Rounding the reciprocal up increases the quotient by less than 1/k, so its integer part is exact. The product stays

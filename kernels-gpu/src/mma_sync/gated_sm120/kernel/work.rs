@@ -7,7 +7,7 @@ use crate::{
     nvfp4_blocks::QuantizedTile,
 };
 
-/// The columns of C that a lane has, by slab and row of the product. A column from N on does not exist.
+/// Columns of C of a lane, by slab and row of the product. Columns from N on do not exist.
 pub type Columns = [[u32; 2]; SLABS as usize];
 
 /// A group whose rows may be a part of the rows of its tensor maps.

@@ -93,7 +93,7 @@ impl OfBlock {
     }
 }
 
-/// The output's strip that is the CTA's `index`-th.
+/// Returns which strip of the output is the CTA's `index`-th strip.
 #[inline(always)]
 fn strip(index: u32) -> u32 {
     thread::block_idx_x() + index * thread::grid_dim_x()

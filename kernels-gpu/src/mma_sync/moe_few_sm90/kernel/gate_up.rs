@@ -111,7 +111,7 @@ where
     }
 }
 
-/// The column, of `columns` in all, at a place in the order of K.
+/// Returns the column at a place in the order of K. There are `columns` columns.
 #[inline(always)]
 fn natural(columns: u32, place: u32) -> u32 {
     let mut k_block = place / K_BLOCK;

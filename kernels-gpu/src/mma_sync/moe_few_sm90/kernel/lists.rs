@@ -111,7 +111,8 @@ impl Lists {
         Row { choice: both & 0xffff, token: both >> HALF }
     }
 
-    /// The choice whose row this choice has, or [`NO_ROW`].
+    /// Returns the choice whose row this choice uses, or [`NO_ROW`]. A choice that repeats an expert of its token uses the
+    /// row of the first choice of that expert.
     ///
     /// # Safety
     /// The lists are made, and there are more than `choice` choices.

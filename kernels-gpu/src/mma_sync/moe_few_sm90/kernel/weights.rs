@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// Bytes of a copy of words, and of a copy of scales.
+/// Bytes per copy of words, and bytes per copy of scales.
 const WORDS_COPY: u32 = 16;
 const SCALES_COPY: u32 = 4;
 
@@ -37,8 +37,10 @@ const SECOND_WORDS: u32 = HALF_ROWS * row_bytes(K_BLOCK);
 /// Number of copies that bring a single token's k-block.
 const TOKEN_COPIES: u32 = TOKEN_BYTES / WORDS_COPY;
 
-/// Offset of the scales in a stage, and from there the offset of the second half's scales.
+/// Offset of the scales in a stage.
 const SCALES: u32 = STRIP_ROWS * row_bytes(K_BLOCK);
+
+/// Offset of the second half's scales from [`SCALES`].
 const SECOND_SCALES: u32 = HALF_ROWS * row_scale_bytes(K_BLOCK);
 
 /// One lane's view of a warp's strips on their way to its stages.
@@ -229,8 +231,8 @@ impl<'l, const GATED: bool, const ONE: bool, W: Work> Weights<'l, GATED, ONE, W>
         (self.to, self.from) = (self.from, if self.from == last { self.first_stage } else { next });
     }
 
-    /// Starts the copy of a partial k-block. Each half's words go to that half's place in the stage, its rows without
-    /// gaps; the scales likewise.
+    /// Starts the copy of a partial k-block. Each half's words go to that half's place in the stage, with its rows
+    /// without gaps. The scales are copied in the same way.
     ///
     /// # Safety
     /// The requirements of [`Self::begin_next`].

@@ -126,12 +126,12 @@ impl Copies {
         instance.tile_tokens * TOKEN_COPIES / instance.threads()
     }
 
-    /// Distance between these rows.
+    /// Distance between two rows from which one thread copies pieces.
     const fn row_step(instance: Instance) -> u32 {
         instance.threads() / TOKEN_COPIES
     }
 
-    /// The first of these rows.
+    /// First row from which this thread copies pieces.
     #[inline(always)]
     fn first_row() -> u32 {
         thread::thread_idx_x() / TOKEN_COPIES

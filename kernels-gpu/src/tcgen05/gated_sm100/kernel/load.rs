@@ -63,8 +63,8 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         unsafe { self.load_parts::<true, true>(stages, tile, group, k_block, together) };
     }
 
-    /// Starts the copies of a k-block's weights and of its tokens to the next stage, or of one of the two. The weights'
-    /// call also announces the bytes of both, so it comes first.
+    /// Starts the copies of a k-block's weights (if `WEIGHTS`) and of its tokens (if `TOKENS`) to the next stage. The call
+    /// for weights also announces the bytes of both, so it comes first.
     ///
     /// # Safety
     /// The requirements of [`Self::load`]. If a stage's weights and tokens are loaded separately, the calls have the

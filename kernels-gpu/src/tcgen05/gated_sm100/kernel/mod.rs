@@ -33,7 +33,7 @@
 //! A tile of tokens that starts inside of a scale tile passes the column at which its 32 tokens begin. The manual only
 //! requires this address to be a whole column ("4-byte aligned sub-column", "Layout of the Scale Factor B Matrix for
 //! scale_vec::4X"). CUTLASS starts at every second column, for N of 64 and 192. No known kernel starts at an odd
-//! column, so the host plans such a tile only on request.
+//! column, so the host plans a tile of this kind only on request.
 //!
 //! # Weights before tokens
 //!

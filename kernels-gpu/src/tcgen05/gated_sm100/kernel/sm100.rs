@@ -24,10 +24,10 @@ use crate::{
 const _: () = {
     assert!(
         TILE_ROWS == TMEM_LANES && TILE_ROWS == QUARTERS * WARP_SIZE,
-        "each row needs a lane, and each lane a thread of a quarter's warps"
+        "each row of a tile must have a lane of tensor memory and a thread that reads it"
     );
-    assert!(TILE_ROWS == SCALE_TILE_ROWS, "the scales of a weight tile must be whole tiles");
-    assert!(K_ALIGNMENT / 2 == 16, "a tensor map requires rows of a multiple of 16 bytes");
+    assert!(TILE_ROWS == SCALE_TILE_ROWS, "a tile of weights must have as many rows as a scale tile");
+    assert!(K_ALIGNMENT / 2 == 16, "the bytes of a row must be a multiple of 16 for a tensor map");
 };
 
 /// A CTA. `BLOCKS` CTAs compute a tile together, as in the instance.
@@ -112,7 +112,7 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     pub(super) const fn weight_scale_column(matrix: usize, mma: u32) -> u32 {
         (matrix as u32 * MMAS_PER_K_BLOCK + mma) * SCALE_COLUMNS
     }
-    /// Scale tiles of an MMA lie side by side, so the columns of 32 tokens each are consecutive.
+    /// First column of the scales of the tokens of one scale tile, for one MMA. The MMA's scale tiles lie side by side.
     pub(super) const fn token_scale_column(mma: u32, tile_row: u32) -> u32 {
         Self::weight_scale_column(Self::MATRICES, 0)
             + (mma * Self::INSTANCE.token_scale_tiles() + tile_row) * SCALE_COLUMNS

@@ -50,7 +50,7 @@ const ELEMENTS_PER_LANE: u32 = LANE_BYTES / ELEMENT_BYTES;
 /// Number of lanes that together store a token's columns.
 const LANES_PER_TOKEN: u32 = TOKEN_BYTES / LANE_BYTES;
 
-/// Bit in which the indices of the two lanes differ that have a block of a token in NVFP4.
+/// Two lanes share a block of a token in NVFP4. Their indices differ in this bit.
 const BLOCK_LANES: u32 = 1;
 
 const _: () = {
@@ -68,7 +68,8 @@ const PIECES: u32 = SLOT_BYTES / PIECE_BYTES / GROUPS as u32;
 
 const _: () = assert!(SLOTS.is_power_of_two() && PIECES == 2);
 
-const _: () = assert!(N_STEP * ELEMENT_BYTES == LANE_BYTES, "a lane's column of a step must be a row of `ldmatrix`");
+const _: () =
+    assert!(N_STEP * ELEMENT_BYTES == LANE_BYTES, "the `N_STEP` elements of a lane must fill one row of `ldmatrix`");
 
 /// Offset in a buffer where a lane writes the [`N_STEP`] elements of its column, 16 bytes. Eight columns lie side by
 /// side, in a different order in each group of eight, so neither writes nor `ldmatrix` have bank conflicts.
@@ -345,7 +346,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         self.accumulators.advance();
     }
 
-    /// Waits for the accumulator of the CTA's last tile, of which other CTAs also have sums, and stores the part that
+    /// Waits for the accumulator of the CTA's last tile. Other CTAs have sums of this tile too. Stores the part that
     /// this CTA finishes: every [`FINISHERS`](Self::FINISHERS)-th 8 tokens. The warp sends the sums that others finish
     /// before it waits for theirs: the stages are free at this point, and have room for all sums.
     ///
@@ -366,7 +367,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
         // SAFETY: the accumulator is read while it is full, up to the N of its products, which is a multiple of a step.
         // Its lanes belong to this quarter, the buffers to this warp alone, and each slot of an inbox has one sender.
         // Nobody reads or writes stages any more: the products of both CTAs of the pair are complete, and after
-        // `sync::<FULL>` those of the other pair.
+        // `sync::<FULL>` the products of the other pair.
         unsafe {
             let (column, quantized, rows) = self.targets(tile, group);
             if lane_id() == 0 && steps > 0 {

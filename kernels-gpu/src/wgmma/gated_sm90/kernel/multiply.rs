@@ -87,7 +87,7 @@ struct Slabs<const INDEX: usize> {
 }
 
 impl<const INDEX: usize> Slabs<INDEX> {
-    /// Rows of panels that a thread has.
+    /// Returns the fragment with the thread's rows in a tile of this instance.
     #[inline(always)]
     const fn rows_of(fragment: &Fragment) -> Fragment {
         if Sm90::<INDEX>::INSTANCE.narrow { fragment.narrow() } else { *fragment }

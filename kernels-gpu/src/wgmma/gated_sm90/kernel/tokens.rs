@@ -40,7 +40,10 @@ const LANE_ELEMENTS: u32 = LANE_WORDS * WORD_ELEMENTS;
 const SCALE_WORDS: u32 = 2;
 
 const _: () = assert!(CORE_MATRIX_ROWS * LANE_WORDS == WARP_SIZE && SCALE_WORDS * 2 == LANE_WORDS);
-const _: () = assert!(K_BLOCK_SCALE_TILES * 2 == ROW_LANES, "a tile of scales must belong to the words of two lanes");
+const _: () = assert!(
+    K_BLOCK_SCALE_TILES * 2 == ROW_LANES,
+    "a scale tile must have the scales of exactly two of the four lanes that share a row"
+);
 
 /// Decodes the tokens of every group of an array of [`Tokens`].
 ///

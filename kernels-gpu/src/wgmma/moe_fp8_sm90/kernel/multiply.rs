@@ -113,10 +113,10 @@ impl<const INDEX: usize, const R: usize> Product<INDEX, R> {
         }
     }
 
-    /// Whether a thread's two rows are one row of gate and the same row of up, instead of neighbors in one panel.
+    /// `true`: a thread has the same row of gate and of up. `false`: it has two neighboring rows of one panel.
     pub(super) const ROW_OF_BOTH: bool = Self::INSTANCE.matrices == 2;
 
-    /// Rows of a piece that a thread has.
+    /// Returns the fragment with the thread's rows of a piece.
     #[inline(always)]
     fn rows_of(fragment: Fragment) -> Fragment {
         if Self::ROW_OF_BOTH { fragment.narrow() } else { fragment }
@@ -216,8 +216,8 @@ impl<'p, const INDEX: usize, const R: usize> Consumer<'p, INDEX, R> {
                 if Product::<INDEX, R>::INSTANCE.ping_pong() {
                     self.turns.pass(&self.fragment);
                 }
-                // The next k-block's fragments reuse the registers of multiplied fragments: first those of the first
-                // group of products, while the second group still runs.
+                // The next k-block's fragments reuse the registers of multiplied fragments. The first group's
+                // registers come first, while the second group of products still runs.
                 let more = k_block + 1 < k_blocks;
                 if more {
                     if Self::loads_ahead(N) {

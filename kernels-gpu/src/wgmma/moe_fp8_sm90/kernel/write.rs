@@ -85,7 +85,7 @@ pub(super) struct Target<const INDEX: usize, const R: usize> {
 impl<const INDEX: usize, const R: usize> Target<INDEX, R> {
     const INSTANCE: Instance = Product::<INDEX, R>::INSTANCE;
 
-    /// Whether a thread's two rows are one column of gate and up, instead of neighboring columns.
+    /// `true`: a thread has the same column of gate and of up. `false`: it has two neighboring columns.
     const ROW_OF_BOTH: bool = Product::<INDEX, R>::ROW_OF_BOTH;
 
     /// Scales, activates and writes a thread's elements of C.

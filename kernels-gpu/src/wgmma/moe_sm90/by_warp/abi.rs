@@ -26,8 +26,8 @@ pub const CHUNK: u32 = STAGES;
 /// Number of stages of each warp's pipeline of weights.
 pub const STAGES: u32 = 4;
 
-/// Number of buffers of tokens: one is read while a chunk is copied to the other one. A chunk is complete when the
-/// weights of its first k-block are, because its copies started earlier.
+/// Number of buffers of tokens: one is read while a chunk is copied to the other one. A chunk's copies
+/// start before the copies of its first k-block's weights, so they are complete when these weights are.
 pub const BUFFERS: u32 = 2;
 
 /// Bytes from one row of a buffer to the next: the bytes of a chunk, plus one copy.
@@ -185,7 +185,7 @@ impl Instance {
             self.strips == 4 || self.strips == 8,
             "a tile must have 4 or 8 strips, so that a thread copies pieces of one or two rows of tokens"
         );
-        assert!(self.run > 0, "a CTA computes whole tiles");
+        assert!(self.run > 0, "a run must have at least one tile");
         assert!(
             (self.shared_bytes() + 1024) * self.resident_blocks <= SHARED_BYTES + 1024,
             "stages and buffers do not fit in shared memory"

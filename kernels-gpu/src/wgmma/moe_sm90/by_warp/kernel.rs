@@ -390,7 +390,8 @@ where
         sums
     }
 
-    /// Adds the products of a k-block. `tokens` are the addresses of the lane's rows of each product's tokens.
+    /// Adds the products of a k-block. `tokens[p]` is the shared address of the row that this lane passes to `ldmatrix`
+    /// for product `p`.
     ///
     /// # Safety
     /// The whole warp calls this together. The copies of the tokens are complete.

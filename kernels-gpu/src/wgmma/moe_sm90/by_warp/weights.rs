@@ -25,10 +25,13 @@ use crate::{
 /// Bytes per word.
 const WORD: u32 = 4;
 
-/// Offsets in a stage of the second half's words, of the scales of a whole k-block, and of the scales of the second
-/// half.
+/// Offset in a stage of the words of the second half of the rows.
 const SECOND_WORDS: u32 = UNIT_ROWS / 2 * row_bytes(K_BLOCK);
+
+/// Offset in a stage of the scales of a whole k-block.
 const SCALES: u32 = UNIT_ROWS * row_bytes(K_BLOCK);
+
+/// Offset in a stage of the scales of the second half of the rows.
 const SECOND_SCALES: u32 = SCALES + UNIT_ROWS / 2 * row_scale_bytes(K_BLOCK);
 
 /// A lane's state for the copies of a warp's strip to its stages.

@@ -76,7 +76,7 @@ where
         }
     }
 
-    /// Rows of panels that a thread has.
+    /// Returns the fragment with the thread's rows in a tile of this instance.
     #[inline(always)]
     fn rows_of(fragment: Fragment) -> Fragment {
         if Self::INSTANCE.narrow && Self::INSTANCE.matrices == 2 { fragment.narrow() } else { fragment }

@@ -53,7 +53,7 @@ class Cards:
             return
         self._choices.note(
             f"emulated only: nvfp4's kernels for {what} on {self._name()} (compute capability {capability[0]}.{capability[1]}) were developed in"
-            " an emulator, and not measured on such a GPU"
+            " an emulator, and not measured on this GPU"
         )
 
 

@@ -100,7 +100,7 @@ class Experts:
         self.plain_options = {key: value for key, value in options.items() if key not in ("token_format", "input_scales")}
 
     def compute(self, hidden_states, topk_ids, topk_weights, plain, other, experts, intermediate, **more):
-        """Computes the layer; the other arguments are those of `nvfp4.moe`.
+        """Computes the layer; the other arguments are the same as of `nvfp4.moe`.
 
         :param plain: the weights for 16-bit tokens.
         :param other: the weights for the other format.
