@@ -20,7 +20,9 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError('nvfp4.transformers needs Transformers, which is not installed: pip install "transformers>=5.20"') from None
 if [int(number) for number in transformers.__version__.split(".")[:2]] < [5, 20]:
-    raise ImportError(f'nvfp4.transformers needs Transformers 5.20 or later, found {transformers.__version__}: pip install "transformers>=5.20"')
+    raise ImportError(
+        f'nvfp4.transformers needs Transformers 5.20 or later, found {transformers.__version__}: pip install "transformers>=5.20"'
+    )
 
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
