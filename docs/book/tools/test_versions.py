@@ -33,8 +33,10 @@ class Versions(unittest.TestCase):
     def test_engines_page_names_the_recorded_versions_of_pytorch(self):
         cell = next(row[1] for row in rows("docs/engines.md", "engine", "versions") if row[0] == "PyTorch")
         oldest, newest = (minor(version) for version in re.fullmatch(r"([\d.]+) to ([\d.]+)", cell).groups())
-        recorded = [minor(version) for version in RECORDED["torch"]]
-        self.assertEqual(recorded, [(oldest[0], number) for number in range(oldest[1], newest[1] + 1)])
+        for version in RECORDED["torch"]:
+            self.assertTrue(oldest <= minor(version) <= newest, version)
+        run = next(row for row in rows("docs/engines.md", "what", "where") if row[0].startswith("all tests of `nvfp4`"))
+        self.assertEqual(re.findall(r"\d+\.\d+\.\d+", run[1]), list(RECORDED["torch"]))
 
     def test_recorded_runs_failed_nowhere(self):
         for package, versions in RECORDED.items():
@@ -51,7 +53,7 @@ class Versions(unittest.TestCase):
             said = {}
             for versions, torch, cases in rows(page, engine, "PyTorch that it pins"):
                 said |= {version: (torch, cases) for version in versions.split(", ")}
-            for version, found in RECORDED[package].items():
+            for version, found in RECORDED.get(package, {}).items():
                 torch, cases = said[version]
                 self.assertEqual(minor(torch), minor(found["torch"]), f"{engine} {version}")
                 self.assertTrue(cases.startswith(f"{found['passed']} of {found['cases']}"), f"{engine} {version}: {cases}")
