@@ -51,9 +51,10 @@ def test_exported_program_computes_the_same(exported, device, tmp_path):
 
 
 @pytest.mark.slow  # it compiles C++ for a minute
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="PyTorch 2.11 crashes as it loads the package")
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("c++") is None, reason="no C++ compiler")
 def test_ahead_of_time_compiled_program_computes_the_same(exported, device, tmp_path):
+    if device == "cuda" and torch.__version__ < "2.13":
+        pytest.skip("PyTorch 2.11 crashes on a GPU as it loads the package")
     block, program = exported
     package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "block.pt2"))
     loaded = torch._inductor.aoti_load_package(package)

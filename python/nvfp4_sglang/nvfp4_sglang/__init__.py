@@ -11,8 +11,14 @@ def register():
     SGLang logs an exception of a plugin and goes on, so with `NVFP4_SGLANG_REQUIRE=1` this function ends the process instead. It changes
     nothing in SGLang before all of its checks have passed.
     """
-    from . import choices
+    # Imports are part of what can fail: no SGLang, a version without one of these modules, or an `nvfp4` that does not load.
+    try:
+        import sglang  # noqa: F401
 
+        from . import choices
+    except Exception as error:
+        _refuse_without_choices(error)
+        return
     try:
         from nvfp4.serving import selftest
         from sglang.srt.layers import quantization
@@ -35,3 +41,20 @@ def register():
             choices.CHOICES.refuse_all(error, *choices.engine())
         except choices.Refused as refused:
             raise SystemExit(str(refused)) from error
+
+
+def _refuse_without_choices(error):
+    """Logs that the plugin cannot be used, if not even its messages can be imported."""
+    import logging
+    import os
+
+    if isinstance(error, ModuleNotFoundError) and error.name == "sglang":
+        message = "nvfp4_sglang is not used: SGLang is not installed in this environment"
+    else:
+        message = (
+            f"nvfp4_sglang is not used: {type(error).__name__}: {error}. SGLang's own kernels serve all NVFP4 layers; reinstall `nvfp4` and"
+            " `nvfp4-sglang` in versions that belong together"
+        )
+    if os.environ.get("NVFP4_SGLANG_REQUIRE", "0") not in ("", "0"):
+        raise SystemExit(message) from error
+    logging.getLogger("sglang.nvfp4").warning("%s", message)

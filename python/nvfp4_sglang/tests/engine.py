@@ -2,7 +2,7 @@
 """Runs `on_the_cpu.py` with SGLang, in an environment that it makes.
 
 Options: --wheel FILE (the wheel of `nvfp4`; it is built if omitted), --folder FOLDER (the environment and packages, kept for the next run;
-about 3 GB), and the names of cases.
+about 3 GB), --record (writes the result to `benches/lab/versions.json`), and the names of cases.
 
 Needs Python 3.12, a C compiler, readelf and the network. No package with CUDA's libraries is installed: `stub_cuda.py` replaces them. A
 machine without a GPU does.
@@ -10,7 +10,6 @@ machine without a GPU does.
 
 import argparse
 import pathlib
-import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -33,15 +32,17 @@ def main():
     """Runs the tests. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*")
+    parser.add_argument("--record", action="store_true")
     parser.add_argument("--wheel", type=pathlib.Path)
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "target" / "engines")
     options = parser.parse_args()
-    folder = options.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    wheel = (options.wheel or environments.build_wheel(folder)).resolve()
+    folder, wheel = environments.prepare(options)
     home = environments.make(folder, SGLANG, VERSION)
     environments.install(folder, home, wheel, HERE.parent)
-    return subprocess.run([home / "bin" / "python", HERE / "on_the_cpu.py", *options.cases], env=environments.settings(home)).returncode
+    ok, found = environments.run_cases(home, HERE / "on_the_cpu.py", options.cases)
+    if options.record and found and not options.cases:
+        environments.record("sglang", VERSION, found)
+    return 0 if ok else 1
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ def register():
 
     vLLM does not catch exceptions of a plugin. So this function raises none, except with `NVFP4_VLLM_REQUIRE=1`.
     """
-    # Imports are part of what can fail: a version of vLLM without one of these modules, or an `nvfp4` that does not load.
+    # Imports are part of what can fail: no vLLM, a version without one of these modules, or an `nvfp4` that does not load.
     try:
+        import vllm  # noqa: F401
+
         from . import choices
     except Exception as error:
         _refuse_without_choices(error)
@@ -44,10 +46,13 @@ def _refuse_without_choices(error):
     import logging
     import os
 
-    message = (
-        f"nvfp4_vllm is not used: {type(error).__name__}: {error}. vLLM's own kernels serve all NVFP4 layers; reinstall `nvfp4` and"
-        " `nvfp4-vllm` in versions that belong together"
-    )
+    if isinstance(error, ModuleNotFoundError) and error.name == "vllm":
+        message = "nvfp4_vllm is not used: vLLM is not installed in this environment"
+    else:
+        message = (
+            f"nvfp4_vllm is not used: {type(error).__name__}: {error}. vLLM's own kernels serve all NVFP4 layers; reinstall `nvfp4` and"
+            " `nvfp4-vllm` in versions that belong together"
+        )
     if os.environ.get("NVFP4_VLLM_REQUIRE", "0") not in ("", "0"):
         raise ValueError(message) from error
     logging.getLogger("vllm.nvfp4").warning("%s", message)

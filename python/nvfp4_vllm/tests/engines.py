@@ -7,7 +7,8 @@
     engines.py 0.27.1        this version
 
 Options: --wheel FILE (the wheel of `nvfp4`; it is built if omitted), --folder FOLDER (environments and packages, kept for the next run;
-about 2 GB per version of PyTorch and 1 GB per version of vLLM), and `--` with the names of cases behind it.
+about 2 GB per version of PyTorch and 1 GB per version of vLLM), --remove (each environment after its run), --record (writes the results to
+`benches/lab/versions.json`), and `--` with the names of cases behind it.
 
 Needs Python 3.12, a C compiler, readelf and the network. No package with CUDA's libraries is installed: `stub_cuda.py` replaces them. A
 machine without a GPU does.
@@ -15,8 +16,6 @@ machine without a GPU does.
 
 import argparse
 import pathlib
-import re
-import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -34,19 +33,17 @@ VLLM = environments.Engine(
 )
 
 
-def test(folder, version, wheel, cases):
+def test(folder, version, wheel, options, cases):
     """Runs the cases with a version. Returns whether all passed."""
     print(f"== vLLM {version}", flush=True)
     home = environments.make(folder, VLLM, version)
     environments.install(folder, home, wheel, HERE.parent)
-    settings = environments.settings(home) | {"VLLM_CACHE_ROOT": str(home / "cache")}
-    return subprocess.run([home / "bin" / "python", HERE / "on_the_cpu.py", *cases], env=settings).returncode == 0
-
-
-def newest():
-    """Returns the newest version that pip finds."""
-    done = subprocess.run([sys.executable, "-m", "pip", "index", "versions", "vllm"], check=True, capture_output=True, text=True)
-    return re.match(r"vllm \(([^)]+)\)", done.stdout)[1]
+    ok, found = environments.run_cases(home, HERE / "on_the_cpu.py", cases, {"VLLM_CACHE_ROOT": str(home / "cache")})
+    if options.record and found and not cases:
+        environments.record("vllm", version, found)
+    if options.remove:
+        environments.remove(folder, home, "torch", VLLM.package)
+    return ok
 
 
 def main():
@@ -56,18 +53,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*")
     parser.add_argument("--all", action="store_true")
-    parser.add_argument("--newest", action="store_true")
-    parser.add_argument("--wheel", type=pathlib.Path)
-    parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "target" / "engines")
+    environments.add_options(parser)
     options = parser.parse_args(words[:at])
-    folder = options.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    wheel = (options.wheel or environments.build_wheel(folder)).resolve()
-    versions = options.versions or (ALL if options.all else [newest()] if options.newest else FOUR)
-    passed = {version: test(folder, version, wheel, words[at + 1 :]) for version in versions}
-    for version, ok in passed.items():
-        print(f"vLLM {version}: {'passed' if ok else 'FAILED'}")
-    return 0 if all(passed.values()) else 1
+    folder, wheel = environments.prepare(options)
+    versions = options.versions or (ALL if options.all else [environments.newest("vllm")] if options.newest else FOUR)
+    return environments.run_all("vLLM", versions, lambda version: test(folder, version, wheel, options, words[at + 1 :]))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,18 @@ one that leaves every other format to Transformers.
 """
 
 import torch
+
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ImportError('nvfp4.transformers needs Transformers, which is not installed: pip install "transformers>=5.20"') from None
+if [int(number) for number in transformers.__version__.split(".")[:2]] < [5, 20]:
+    raise ImportError(
+        f'nvfp4.transformers needs Transformers 5.20 or later, found {transformers.__version__}: pip install "transformers>=5.20"'
+    )
+
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
