@@ -416,6 +416,10 @@ class _Generator(torch.Generator):
         return super().__new__(cls, device=CPU if is_cuda(device) else device)
 
 
+def _seed(seed: int) -> None:
+    torch.default_generator.manual_seed(int(seed))
+
+
 def _answer(value: Any) -> Any:
     """A function that returns a value for any arguments. Dynamo wants each function of PyTorch to be another object."""
     return lambda *args, **kwargs: value
@@ -481,9 +485,12 @@ def install(card: dict[str, Any]) -> None:
         "Event": Event,
         "CUDAGraph": Graph,
         "graph": lambda *args, **kwargs: Graph(),
-        "manual_seed": lambda seed: torch.manual_seed(seed) and None,
-        "manual_seed_all": lambda seed: torch.manual_seed(seed) and None,
+        # `torch.manual_seed` calls these two, so they may not call it.
+        "manual_seed": _seed,
+        "manual_seed_all": _seed,
         "seed": lambda: torch.seed() and None,
+        "seed_all": lambda: torch.seed() and None,
+        "initial_seed": lambda: torch.initial_seed(),
         "get_rng_state": lambda *args: torch.get_rng_state(),
         "set_rng_state": lambda state, *args: torch.set_rng_state(state),
         "is_current_stream_capturing": _answer(False),
