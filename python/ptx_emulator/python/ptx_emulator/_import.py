@@ -36,10 +36,12 @@ def with_triton() -> None:
 
 
 def _asked_by_torch() -> bool:
+    """Whether PyTorch asks: the caller of Triton is PyTorch's. A kernel in an autograd function has PyTorch further out."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("torch."):
-            return True
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("ptx_emulator", "triton", "importlib"):
+            return package == "torch"
         frame = frame.f_back
     return False
 

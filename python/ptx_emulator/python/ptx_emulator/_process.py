@@ -188,3 +188,11 @@ def wait(schedule: str | None = None) -> None:
     if fault is not None:
         raise failure(fault, order or schedule or state.settings.schedule) from None
     _libcuda.check(code, "a launch")
+
+
+def recover() -> None:
+    """Leaves a working context behind a launch whose wait was interrupted, as by the time limit of a test."""
+    broken = _libcuda.library().cuCtxSynchronize()
+    _libcuda.reports()
+    if broken:
+        _libcuda.reset()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import time
 import weakref
 from typing import Any
@@ -169,6 +170,8 @@ class CudaMode(TorchFunctionMode):
 
     default = False
     """True: `torch.set_default_device` named the GPU."""
+    context = contextlib.nullcontext
+    """What a call with tensors "on cuda" runs in."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -195,8 +198,11 @@ class CudaMode(TorchFunctionMode):
         if func not in _VIEWS and func not in _EMPTY:
             for one in marks:
                 one.undefined = False
-        out = func(*args, **kwargs)
-        if not cuda or out is None:
+        if not cuda:
+            return func(*args, **kwargs)
+        with CudaMode.context():
+            out = func(*args, **kwargs)
+        if out is None:
             return out
         inputs = {id(tensor) for tensor in tensors((args, kwargs))}
         undefined = func in _EMPTY
@@ -449,11 +455,15 @@ def _with_mode(backward: Any) -> Any:
         if not saved or any(saved):
             for one in tensors(args):
                 mark(one, movable=False)
-        active = _mode in _get_current_function_mode_stack()
-        with contextlib.nullcontext() if active else _mode:
+        with mode():
             return backward(self, *args)
 
     return apply
+
+
+def mode() -> contextlib.AbstractContextManager[Any]:
+    """The mode, for code that PyTorch calls where it is off."""
+    return contextlib.nullcontext() if _mode in _get_current_function_mode_stack() else _mode
 
 
 _mode: CudaMode | None = None
@@ -535,6 +545,8 @@ def install(card: dict[str, Any]) -> None:
             "set_device_idx": _answer(None),
         }.items():
             setattr(torch.accelerator, name, value)
+    # A compiled function would run code for the CPU, and its tracer does not understand the mode. Uncompiled, it runs as it is.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     if torch.version.cuda is None:
         torch.version.cuda = "13.0"
     torch.Generator = _Generator
@@ -542,5 +554,9 @@ def install(card: dict[str, Any]) -> None:
     torch.get_default_device = functools.partial(_get_default_device, torch.get_default_device)
     torch.nn.Module.cuda = lambda self, device=None: self.to(CUDA)
     BackwardCFunction.apply = _with_mode(BackwardCFunction.apply)
+    from . import _torch_library
+
+    _torch_library.install()
+    CudaMode.context = staticmethod(_torch_library.context)
     _mode = CudaMode()
     _mode.__enter__()
