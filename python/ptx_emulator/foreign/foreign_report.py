@@ -12,7 +12,7 @@ CAUSES = {
     "unsupported": "not supported by the emulator",
     "environment": "environment",
     "time": "time limit",
-    "unexplained": "unexplained",
+    "unexplained": "not explained",
 }
 
 
@@ -42,8 +42,31 @@ def counted(tests: list[dict], failures: list[dict], counts: dict[str, int]) -> 
         found[file] = {
             "tests": counts.get(file, 0),
             "passed": sum(test["outcome"] == "passed" for test in mine),
+            "passed_without_launch": sum(test["outcome"] == "passed" and "ptx_launches" not in test for test in mine),
             "skipped": sum(test["outcome"] == "skipped" for test in mine) - late,
             "not_reached": late,
             "failed": causes_in(file, failures),
         }
     return found
+
+
+def table(record: dict) -> str:
+    """Returns the tables of a record: outcomes by project, then causes."""
+    head = ["project", "run on", "tests", "in the sample", "not reached", "skipped", "passed, with launches", "passed, without"]
+    lines = [[*head, *CAUSES.values()]]
+    reasons = []
+    for name, entry in sorted(record.items(), key=lambda one: one[0].lower()):
+        files = entry["files"].values()
+        total = {key: sum(file[key] for file in files) for key in ("tests", "passed", "passed_without_launch", "skipped", "not_reached")}
+        causes = collections.Counter(failure["cause"] for failure in entry["failures"])
+        drawn = total["passed"] + total["skipped"] + total["not_reached"] + sum(causes.values())
+        launched = total["passed"] - total["passed_without_launch"]
+        numbers = [total["tests"], drawn, total["not_reached"], total["skipped"], launched, total["passed_without_launch"]]
+        where = f"{entry['gpu']}, Triton {entry['versions']['triton']}"
+        lines.append([f"[{name}]({entry['source']}) {entry['revision']}", where, *map(str, [*numbers, *(causes[one] for one in CAUSES)])])
+        counted_reasons = collections.Counter((list(CAUSES).index(failure["cause"]), failure["why"]) for failure in entry["failures"])
+        for (cause, why), count in sorted(counted_reasons.items()):
+            reasons.append([name, list(CAUSES.values())[cause], why, str(count)])
+    lines.insert(1, ["---", "---"] + ["--:"] * (len(lines[0]) - 2))
+    reasons = [["project", "cause", "failures", "tests"], ["---", "---", "---", "--:"], *reasons]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n" + "".join(f"| {' | '.join(line)} |\n" for line in reasons)

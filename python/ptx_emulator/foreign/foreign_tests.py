@@ -74,8 +74,8 @@ def run(name: str, folder: pathlib.Path, files: list[str], asked: argparse.Names
         "FOREIGN_COUNTS": str(work / "counts.json"),
     }
     command = [sys.executable, "-m", "pytest", "-p", "foreign_sample", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "junit_family=xunit1"]
-    command += [f"--rootdir={folder}", "--continue-on-collection-errors", "--tb=short", "-q", "-n", str(asked.workers), f"--junitxml={work / 'junit.xml'}"]
-    command += ["--ptx-gpu", asked.gpu, "--ptx-limit", asked.launch_limit, *project.get("arguments", ()), *files]
+    command += [f"--rootdir={folder}", "--continue-on-collection-errors", "--tb=short", "-q", "-n", str(project.get("workers", asked.workers)), f"--junitxml={work / 'junit.xml'}"]
+    command += ["--ptx-gpu", project.get("gpu", asked.gpu), "--ptx-limit", asked.launch_limit, *project.get("arguments", ()), *files]
     memory = asked.gigabytes << 30
     began = time.time()
     with open(work / "output.txt", "w") as output:
@@ -127,7 +127,7 @@ def recorded(name: str, revision: str, asked: argparse.Namespace, seconds: float
         "revision": revision,
         "source": PROJECTS["projects"][name]["source"],
         "versions": {"python": platform.python_version(), **{one: importlib.metadata.version(one) for one in PACKAGES}},
-        "gpu": asked.gpu,
+        "gpu": PROJECTS["projects"][name].get("gpu", asked.gpu),
         "selection": {
             "files": PROJECTS["projects"][name]["files"],
             "left_out": PROJECTS["projects"][name].get("leave_out", {}),

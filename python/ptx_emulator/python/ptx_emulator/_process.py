@@ -16,6 +16,7 @@ from . import _install, _libcuda, _options
 from ._errors import failure
 
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE
+_NOT_REGISTERED = 713  # CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
 _mapped: dict[int, int] = {}
 """Registered storages: address and bytes."""
 
@@ -99,9 +100,9 @@ def mapped(named: Iterable[tuple[str, Any]]) -> Iterator[list[_Piece]]:
                 raise ValueError(
                     f"{piece.names[0]}: its memory begins at {piece.address:#x}, not at a multiple of 4; copy it"
                 )
+            done.append(piece)
             code = cuda.cuMemHostRegister_v2(piece.address, piece.bytes, _PORTABLE)
             _libcuda.check(code, f"mapping {piece.names[0]} of {piece.bytes} bytes")
-            done.append(piece)
             _mapped[piece.address] = piece.bytes
             cuda.ptxEmulatorName(piece.address, " = ".join(piece.names).encode())
             if piece.mark is not None and piece.mark.undefined:
@@ -109,10 +110,18 @@ def mapped(named: Iterable[tuple[str, Any]]) -> Iterator[list[_Piece]]:
         yield pieces
     finally:
         for piece in done:
-            cuda.cuMemHostUnregister(piece.address)
-            del _mapped[piece.address]
+            _unregister(piece.address)
+            _mapped.pop(piece.address, None)
             if piece.mark is not None:
                 piece.mark.undefined = False
+
+
+def _unregister(address: int) -> None:
+    """Ends a mapping, also behind a faulty launch whose wait an exception has interrupted: later launches would read freed memory."""
+    cuda = _libcuda.library()
+    if cuda.cuMemHostUnregister(address) not in (0, _NOT_REGISTERED):
+        _libcuda.reset()
+        cuda.cuMemHostUnregister(address)
 
 
 def with_pointees(named: list[tuple[str, Any]]) -> list[tuple[str, Any]]:

@@ -422,8 +422,39 @@ class _Generator(torch.Generator):
         return super().__new__(cls, device=CPU if is_cuda(device) else device)
 
 
+class _Philox:
+    """The default generator of the GPU, for projects whose kernels draw from its seed and offset. PyTorch draws from the CPU's."""
+
+    device = CUDA
+
+    def __init__(self) -> None:
+        self._state = [torch.initial_seed(), 0]
+
+    def get_state(self) -> torch.Tensor:
+        seed, offset = self._state
+        return torch.from_numpy(np.array([seed % 2**64, offset], np.uint64).view(np.uint8))
+
+    def set_state(self, state: torch.Tensor) -> None:
+        self._state = state.view(torch.int64).tolist()
+
+    def initial_seed(self) -> int:
+        return self._state[0]
+
+    def manual_seed(self, seed: int) -> _Philox:
+        self._state = [int(seed), 0]
+        return self
+
+    def get_offset(self) -> int:
+        return self._state[1]
+
+    def set_offset(self, offset: int) -> None:
+        self._state[1] = offset
+
+
 def _seed(seed: int) -> None:
     torch.default_generator.manual_seed(int(seed))
+    for generator in torch.cuda.default_generators:
+        generator.manual_seed(seed)
 
 
 def _answer(value: Any) -> Any:
@@ -495,6 +526,7 @@ def install(card: dict[str, Any]) -> None:
         "Event": Event,
         "CUDAGraph": Graph,
         "graph": lambda *args, **kwargs: Graph(),
+        "default_generators": (_Philox(),),
         # `torch.manual_seed` calls these two, so they may not call it.
         "manual_seed": _seed,
         "manual_seed_all": _seed,
