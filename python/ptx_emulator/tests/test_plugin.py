@@ -1,5 +1,6 @@
 """The pytest plugin and the entry point of Triton, on projects that do not know the emulator."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -110,13 +111,11 @@ def calls_from(module, call):
     """A function of a module that calls another function."""
     names = {"__name__": module}
     exec("def outer(call): return call()", names)
-    return lambda: names["outer"](call)
+    return functools.partial(names["outer"], call)
 
 
 def test_pytorch_asks_if_it_calls_triton_itself():
-    def asked():
-        return _import._asked_by_torch()
-
+    asked = _import._asked_by_torch
     assert calls_from("project", calls_from("torch.utils._triton", calls_from("triton.runtime.driver", asked)))()
     # A kernel in an autograd function.
     launch = calls_from("project.kernels", calls_from("triton.runtime.jit", calls_from("ptx_emulator.backend.driver", asked)))
