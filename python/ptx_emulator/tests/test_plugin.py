@@ -107,6 +107,17 @@ def test_unchanged_scripts_run(tmp_path):
     assert other.returncode == 0 and "right NVIDIA H200" in other.stdout, other.stderr
 
 
+@pytest.mark.parametrize("program", [
+    "import triton, torch; print(torch.cuda.get_device_name())",
+    "import torch, triton; print(torch.cuda.get_device_name())",
+    "import os; os.environ['TRITON_DEFAULT_BACKEND'] = 'nvidia'; import triton; print(triton.runtime.driver.active)",
+])  # fmt: skip
+def test_triton_and_pytorch_may_come_in_any_order(program):
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          env={**environment(), "PTX_EMULATOR": "1"}, timeout=300)  # fmt: skip
+    assert "H200" in done.stdout or "ptx_emulator" in done.stdout, done.stderr
+
+
 def calls_from(module, call):
     """A function of a module that calls another function."""
     names = {"__name__": module}

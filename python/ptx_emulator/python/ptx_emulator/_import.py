@@ -32,6 +32,8 @@ def with_triton() -> None:
     if not _wanted:
         return
     _silence_nvidia()
+    if os.environ.get("TRITON_DEFAULT_BACKEND") == "nvidia":
+        os.environ["TRITON_DEFAULT_BACKEND"] = "ptx_emulator"
     after("torch", _install.install)
 
 
@@ -80,6 +82,8 @@ class _After(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             execute(module)
+            # The actions may themselves wait for this module.
+            module.__spec__._initializing = False
             self._action()
 
         spec.loader.exec_module = exec_module
