@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import resource
 import signal
 import subprocess
@@ -111,7 +112,18 @@ def outcomes(report: pathlib.Path, files: list[str]) -> list[dict]:
     return found
 
 
-def recorded(name: str, revision: str, asked: argparse.Namespace, seconds: float, tests: list[dict], counts: dict[str, int]) -> dict:
+def without_folders(value: dict | list | str, folder: pathlib.Path) -> dict | list | str:
+    """Returns a failure whose paths begin in the project or in a package."""
+    if isinstance(value, dict):
+        return {key: without_folders(one, folder) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_folders(one, folder) for one in value]
+    return re.sub(r"[^\s'\"(]*/(site-packages/|lib/python3[.]\d+/)", "", value).replace(f"{folder}/", "")
+
+
+def recorded(
+    name: str, revision: str, folder: pathlib.Path, asked: argparse.Namespace, seconds: float, tests: list[dict], counts: dict[str, int]
+) -> dict:
     """Returns a project's entry of the record."""
     failures = []
     for test in tests:
@@ -120,7 +132,8 @@ def recorded(name: str, revision: str, asked: argparse.Namespace, seconds: float
             ends = [line[2:].strip() for line in test["text"].splitlines() if line.startswith("E  ")]
             message = "\n".join([test["message"], *ends])[:LONGEST_MESSAGE]
             place = [line for line in test["text"].splitlines() if line and not line.startswith(("E ", " "))]
-            failures.append({"file": test["file"], "test": test["test"], **properties, "message": message, "places": place[-4:]})
+            failure = {"file": test["file"], "test": test["test"], **properties, "message": message, "places": place[-4:]}
+            failures.append(without_folders(failure, folder))
     name_causes(name, failures)
     return {
         "date": datetime.date.today().isoformat(),
@@ -171,7 +184,7 @@ def main() -> None:
             if not (work / "junit.xml").exists() or not (work / "counts.json").exists():
                 sys.exit(f"{name}: pytest ran no test; {'see ' + str(work / 'output.txt') if asked.keep else '--keep FOLDER keeps its output'}")
             counts = json.loads((work / "counts.json").read_text())
-            record[name] = recorded(name, revision, asked, seconds, outcomes(work / "junit.xml", files), counts)
+            record[name] = recorded(name, revision, folder, asked, seconds, outcomes(work / "junit.xml", files), counts)
         summary = {key: sum(file[key] for file in record[name]["files"].values()) for key in ("passed", "skipped", "not_reached")}
         print(f"{name}: {summary}, {len(record[name]['failures'])} failed, {seconds:.0f} s", flush=True)
         asked.record.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
