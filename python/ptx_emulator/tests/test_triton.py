@@ -238,6 +238,27 @@ def test_seeds_of_pytorch_and_of_the_gpu_are_one():
     assert (generator.initial_seed(), generator.get_offset()) == (3, 8)
 
 
+class Pointer:
+    """What some projects pass in place of a tensor."""
+
+    def __init__(self, tensor, offset):
+        self.dtype, self.address = tensor.dtype, tensor.data_ptr() + offset * tensor.element_size()
+
+    def data_ptr(self):
+        return self.address
+
+    def untyped_storage(self):
+        return self
+
+
+def test_pointers_into_tensors_are_memory():
+    x, out = torch.rand(100, device="cuda"), torch.zeros(100, device="cuda")
+    add[(1,)](x, Pointer(x, 50), Pointer(out, 50), 50, BLOCK=64)
+    torch.testing.assert_close(out[50:], x[:50] + x[50:])
+    with pytest.raises(Fault, match="out-of-bounds"):
+        add[(1,)](x, Pointer(x, 50), Pointer(out, 51), 50, BLOCK=64)
+
+
 def twice(x):
     out = torch.empty_like(x)
     add[(1,)](x, x, out, x.numel(), BLOCK=128)

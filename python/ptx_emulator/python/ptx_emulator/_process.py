@@ -34,10 +34,12 @@ class _Piece:
 
 def _storage(value: Any) -> tuple[int, int, Any] | None:
     """Address, bytes and mark of the storage behind an argument."""
+    torch_cuda = sys.modules.get("ptx_emulator._torch_cuda")
     if hasattr(value, "untyped_storage"):
         with _without_mode():
             whole = value.untyped_storage()
-            return whole.data_ptr(), whole.nbytes(), getattr(whole, "_ptx_emulator", None)
+            if hasattr(whole, "nbytes"):
+                return whole.data_ptr(), whole.nbytes(), getattr(whole, "_ptx_emulator", None)
     array = getattr(value, "__array_interface__", None)
     if array is not None:
         whole = np.asarray(value)
@@ -46,7 +48,11 @@ def _storage(value: Any) -> tuple[int, int, Any] | None:
         return whole.__array_interface__["data"][0], whole.nbytes, None
     # What `triton.reinterpret` and the like make.
     inner = getattr(value, "base", None)
-    return _storage(inner) if inner is not None else None
+    if inner is not None:
+        return _storage(inner)
+    # A pointer that a project made of a tensor's address.
+    whole = torch_cuda.storage_at(value.data_ptr()) if torch_cuda is not None and hasattr(value, "data_ptr") else None
+    return (whole.data_ptr(), whole.nbytes(), whole._ptx_emulator) if whole is not None else None
 
 
 def _without_mode() -> contextlib.AbstractContextManager[Any]:

@@ -93,6 +93,12 @@ _LARGEST_TABLE = 1 << 20
 """Bytes of the largest tensor that is searched for pointers."""
 
 
+def storage_at(address: int) -> torch.UntypedStorage | None:
+    """The storage "on cuda" that contains an address."""
+    alive = (one for one in list(_alive.values()) if one is not None)
+    return next((one for one in alive if one.data_ptr() <= address < one.data_ptr() + one.nbytes()), None)
+
+
 def pointees(tensor: Any) -> list[tuple[int, torch.Tensor]]:
     """Tensors "on cuda" that the 64-bit integers of a tensor point to, with the index of the first such integer."""
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in (torch.int64, torch.uint64):
