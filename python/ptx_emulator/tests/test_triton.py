@@ -238,6 +238,18 @@ def test_seeds_of_pytorch_and_of_the_gpu_are_one():
     assert (generator.initial_seed(), generator.get_offset()) == (3, 8)
 
 
+@triton.jit
+def check_positive(x_ptr):
+    tl.device_assert(tl.load(x_ptr) > 0, "not positive")
+
+
+def test_failed_assertions_have_the_words_of_cuda(capfd):
+    check_positive.run(torch.ones(1, device="cuda"), grid=(1,), warmup=False, debug=True)
+    with pytest.raises(RuntimeError, match="device-side assert triggered"):
+        check_positive.run(torch.zeros(1, device="cuda"), grid=(1,), warmup=False, debug=True)
+    assert "not positive" in capfd.readouterr().err
+
+
 class Pointer:
     """What some projects pass in place of a tensor."""
 

@@ -201,7 +201,10 @@ def wait(schedule: str | None = None) -> None:
     if code:
         _libcuda.reset()
     if fault is not None:
-        raise failure(fault, order or schedule or state.settings.schedule) from None
+        error = failure(fault, order or schedule or state.settings.schedule)
+        if error.asserts:
+            print(error.message, file=sys.stderr, flush=True)  # as CUDA does
+        raise error from None
     _libcuda.check(code, "a launch")
 
 
