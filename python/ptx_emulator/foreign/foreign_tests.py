@@ -75,7 +75,8 @@ def run(name: str, folder: pathlib.Path, files: list[str], asked: argparse.Names
         "FOREIGN_COUNTS": str(work / "counts.json"),
     }
     command = [sys.executable, "-m", "pytest", "-p", "foreign_sample", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "junit_family=xunit1"]
-    command += [f"--rootdir={folder}", "--continue-on-collection-errors", "--tb=short", "-q", "-n", str(project.get("workers", asked.workers)), f"--junitxml={work / 'junit.xml'}"]
+    command += [f"--rootdir={folder}", "--continue-on-collection-errors", "--tb=short", "-q", f"--junitxml={work / 'junit.xml'}"]
+    command += ["-n", str(project.get("workers", asked.workers))]
     command += ["--ptx-gpu", project.get("gpu", asked.gpu), "--ptx-limit", asked.launch_limit, *project.get("arguments", ()), *files]
     memory = asked.gigabytes << 30
     began = time.time()
@@ -166,15 +167,15 @@ def main() -> None:
     if asked.again:
         for name, entry in record.items():
             name_causes(name, entry["failures"])
-            for name, file in entry["files"].items():
-                file["failed"] = causes_in(name, entry["failures"])
+            for file, counts in entry["files"].items():
+                counts["failed"] = causes_in(file, entry["failures"])
     for one in asked.projects:
         words, _, folder = one.partition("=")
         name, _, revision = words.partition("@")
         if name not in PROJECTS["projects"] or not revision or not folder:
             sys.exit(f"{one}: expected NAME@REVISION=FOLDER with NAME one of {', '.join(PROJECTS['projects'])}")
         with tempfile.TemporaryDirectory() as temporary:
-            work = asked.keep / name if asked.keep else pathlib.Path(temporary)
+            work = asked.keep.resolve() / name if asked.keep else pathlib.Path(temporary)
             work.mkdir(parents=True, exist_ok=True)
             for old in ("junit.xml", "counts.json"):
                 (work / old).unlink(missing_ok=True)
