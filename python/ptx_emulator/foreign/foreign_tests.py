@@ -29,7 +29,7 @@ from foreign_report import cause_of, causes_in, counted
 HERE = pathlib.Path(__file__).resolve().parent
 PROJECTS = tomllib.loads((HERE / "projects.toml").read_text())
 PACKAGES = ("ptx-emulator", "torch", "triton", "pytest")
-LONGEST_MESSAGE = 1500
+LONGEST_MESSAGE = 500
 
 
 def options() -> argparse.Namespace:
@@ -131,7 +131,8 @@ def recorded(
         if test["outcome"] == "failed":
             properties = {key: value for key, value in test.items() if key.startswith("ptx_") and key != "ptx_warnings"}
             ends = [line[2:].strip() for line in test["text"].splitlines() if line.startswith("E  ")]
-            message = "\n".join([test["message"], *ends])[:LONGEST_MESSAGE]
+            lines = [line.strip() for line in [*test["message"].splitlines(), *ends] if "full report in element text" not in line]
+            message = "\n".join(dict.fromkeys(lines))[:LONGEST_MESSAGE]
             place = [line for line in test["text"].splitlines() if line and not line.startswith(("E ", " "))]
             failure = {"file": test["file"], "test": test["test"], **properties, "message": message, "places": place[-4:]}
             failures.append(without_folders(failure, folder))
