@@ -1,4 +1,4 @@
-"""Draws the book's pictures, and writes the tables of src/performance/figures.md, from recorded measurements.
+"""Draws the book's pictures, and writes the tables of src/performance/figures.md and of src/guides/emulator-python.md, from records.
 
     figures.py [--check]
 
@@ -23,7 +23,10 @@ import layer_report  # noqa: E402
 sys.path.insert(0, str(ROOT / "python/nvfp4_vllm/benches"))
 import record  # noqa: E402
 
-IMAGES, PAGE = SRC / "images", SRC / "performance/figures.md"
+sys.path.insert(0, str(ROOT / "python/ptx_emulator/foreign"))
+import foreign_report  # noqa: E402
+
+IMAGES, PAGE, EMULATOR_PAGE = SRC / "images", SRC / "performance/figures.md", SRC / "guides/emulator-python.md"
 LAB = ROOT / "benches/lab"
 
 
@@ -233,12 +236,17 @@ def page() -> str:
     return with_sections(PAGE.read_text(), {name: make() for name, make in SECTIONS.items()})
 
 
+def emulator_page() -> str:
+    """Returns the guide to the emulator's Python package with its table renewed."""
+    return with_sections(EMULATOR_PAGE.read_text(), {"foreign-tests": foreign_report.table(read("emulator-foreign-tests.json"))})
+
+
 def files() -> dict[pathlib.Path, str]:
     """Returns the text of each file that this program writes."""
     title = f"Tokens per second in vLLM {VLLM} on an H200, Qwen3-30B-A3B's shape"
     found = {IMAGES / "vllm.svg": bars(title, ("nvfp4", "the best"), serving(), "tokens/s")}
     found |= {IMAGES / f"{name}.svg": draw() for name, draw in DRAWINGS.items()}
-    return found | {PAGE: page()}
+    return found | {PAGE: page(), EMULATOR_PAGE: emulator_page()}
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """The pytest plugin and the entry point of Triton, on projects that do not know the emulator."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
+
+from ptx_emulator import _import  # noqa: E402
 
 PROJECT = """
 import pytest, torch, triton, triton.language as tl
@@ -65,6 +68,9 @@ def test_faulty_tests_fail_and_later_tests_run(pytester):
              for case in cases}  # fmt: skip
     assert found["test_scale[1000]"] == ["out-of-bounds"] and found["test_count"] == ["data-race"]
     assert found["test_right_again"] == []
+    cases = ElementTree.parse(pytester.path / "report.xml").iter("testcase")
+    launches = [one.get("value") for case in cases for one in case.iter("property") if one.get("name") == "ptx_launches"]
+    assert launches == ["1"] * 5
 
 
 def test_options_reach_the_launches(pytester):
@@ -99,6 +105,32 @@ def test_unchanged_scripts_run(tmp_path):
         capture_output=True, text=True, env=environment(), timeout=300,
     )  # fmt: skip
     assert other.returncode == 0 and "right NVIDIA H200" in other.stdout, other.stderr
+
+
+@pytest.mark.parametrize("program", [
+    "import triton, torch; print(torch.cuda.get_device_name())",
+    "import torch, triton; print(torch.cuda.get_device_name())",
+    "import os; os.environ['TRITON_DEFAULT_BACKEND'] = 'nvidia'; import triton; print(triton.runtime.driver.active)",
+])  # fmt: skip
+def test_triton_and_pytorch_may_come_in_any_order(program):
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          env={**environment(), "PTX_EMULATOR": "1"}, timeout=300)  # fmt: skip
+    assert "H200" in done.stdout or "ptx_emulator" in done.stdout, done.stderr
+
+
+def calls_from(module, call):
+    """A function of a module that calls another function."""
+    names = {"__name__": module}
+    exec("def outer(call): return call()", names)
+    return functools.partial(names["outer"], call)
+
+
+def test_pytorch_asks_if_it_calls_triton_itself():
+    asked = _import._asked_by_torch
+    assert calls_from("project", calls_from("torch.utils._triton", calls_from("triton.runtime.driver", asked)))()
+    # A kernel in an autograd function.
+    launch = calls_from("project.kernels", calls_from("triton.runtime.jit", calls_from("ptx_emulator.backend.driver", asked)))
+    assert not calls_from("torch.autograd.function", launch)()
 
 
 def test_nothing_happens_unless_it_may():

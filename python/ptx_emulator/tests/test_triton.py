@@ -7,8 +7,10 @@ triton = pytest.importorskip("triton")
 
 import ptx_emulator  # noqa: E402
 import triton.language as tl  # noqa: E402
-from ptx_emulator import Fault  # noqa: E402
+from ptx_emulator import Fault, _libcuda, _process  # noqa: E402
+from ptx_emulator._install import state  # noqa: E402
 
+NOT_REGISTERED = 713  # CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
 DEVICE = triton.runtime.driver.active.get_active_torch_device()
 
 
@@ -222,3 +224,108 @@ def test_kernels_in_backward_functions_run():
     torch.testing.assert_close(x.grad, expected.detach())
     optimizer.step()
     assert x.grad.is_cuda and layer.weight.grad.is_cuda
+
+
+def test_seeds_of_pytorch_and_of_the_gpu_are_one():
+    torch.manual_seed(3)
+    x = torch.rand(4, device="cuda")
+    torch.cuda.manual_seed_all(3)
+    assert torch.equal(x, torch.rand(4, device="cuda")) and torch.cuda.initial_seed() == 3
+    generator = torch.cuda.default_generators[0]
+    state = generator.get_state()
+    state.view(torch.int64)[1] += 8
+    generator.set_state(state)
+    assert (generator.initial_seed(), generator.get_offset()) == (3, 8)
+
+
+@triton.jit
+def check_positive(x_ptr):
+    tl.device_assert(tl.load(x_ptr) > 0, "not positive")
+
+
+def test_failed_assertions_have_the_words_of_cuda(capfd):
+    check_positive.run(torch.ones(1, device="cuda"), grid=(1,), warmup=False, debug=True)
+    with pytest.raises(RuntimeError, match="device-side assert triggered"):
+        check_positive.run(torch.zeros(1, device="cuda"), grid=(1,), warmup=False, debug=True)
+    assert "not positive" in capfd.readouterr().err
+
+
+class Pointer:
+    """What some projects pass in place of a tensor."""
+
+    def __init__(self, tensor, offset):
+        self.dtype, self.address = tensor.dtype, tensor.data_ptr() + offset * tensor.element_size()
+
+    def data_ptr(self):
+        return self.address
+
+    def untyped_storage(self):
+        return self
+
+
+def test_pointers_into_tensors_are_memory():
+    x, out = torch.rand(100, device="cuda"), torch.zeros(100, device="cuda")
+    add[(1,)](x, Pointer(x, 50), Pointer(out, 50), 50, BLOCK=64)
+    torch.testing.assert_close(out[50:], x[:50] + x[50:])
+    with pytest.raises(Fault, match="out-of-bounds"):
+        add[(1,)](x, Pointer(x, 50), Pointer(out, 51), 50, BLOCK=64)
+
+
+def twice(x):
+    out = torch.empty_like(x)
+    add[(1,)](x, x, out, x.numel(), BLOCK=128)
+    return out
+
+
+def test_kernels_that_are_registered_for_cuda_run():
+    launches = state.launches
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("abs", twice, "CUDA")
+    x = torch.tensor([1.0, 2.0], device="cuda", requires_grad=True)
+    out = torch.abs(x)
+    assert out.is_cuda and out.tolist() == [2, 4] and state.launches == launches + 1
+    out.sum().backward()
+    assert x.grad.tolist() == [1, 1]
+    assert torch.abs(torch.tensor([-1.0])).item() == 1
+    library._destroy()
+    assert torch.abs(-x).tolist() == [1, 2]
+
+
+def test_custom_operators_for_cuda_run():
+    operator = torch.library.custom_op("ptx_emulator_test::twice", twice, mutates_args=(), device_types="cuda",
+                                       schema="(Tensor x) -> Tensor")  # fmt: skip
+    out = operator(torch.ones(3, device="cuda"))
+    assert out.is_cuda and out.tolist() == [2, 2, 2]
+
+
+def test_compiled_functions_run_uncompiled():
+    function = torch.compile(twice, fullgraph=True)
+    assert function(torch.ones(2, device="cuda")).tolist() == [2, 2]
+
+
+def test_cublas_is_replaced():
+    from triton._C.libtriton import nvidia
+
+    a, b = torch.randn(4, 8, device="cuda"), torch.randn(5, 8, device="cuda")
+    c, d = torch.ones(4, 5, device="cuda"), torch.empty(4, 5, device="cuda")
+    handle = nvidia.cublas.CublasLt(torch.empty(1, device="cuda"))
+    handle.gemm(a, b, c, d, 2.0, 3.0)
+    torch.testing.assert_close(d, 2 * a @ b.T + 3)
+    handle.matmul(a, b, c)
+    torch.testing.assert_close(c, a @ b.T)
+
+
+def test_an_interrupted_wait_leaves_no_memory_mapped(monkeypatch):
+    """As a test's time limit may do, an exception comes between a faulty launch and the reset of the context."""
+    x = torch.rand(1000, device="cuda")
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_libcuda, "reports", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            scale_one_too_many[(1,)](x, torch.empty_like(x), 1000, BLOCK=1024)
+    assert _libcuda.library().cuMemHostUnregister(x.untyped_storage().data_ptr()) == NOT_REGISTERED
+    _process.recover()
+    assert twice(torch.ones(2, device="cuda")).tolist() == [2, 2]

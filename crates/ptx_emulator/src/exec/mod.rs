@@ -20,6 +20,7 @@ pub mod mbarrier;
 pub mod memory;
 pub mod mov;
 pub mod opcodes;
+pub mod printf;
 pub mod shared_matrix;
 pub mod system_call;
 pub mod tcgen05;

@@ -5,6 +5,7 @@ use crate::code::{Flow, Step};
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::decode::error::{DecodeError, Result};
 use crate::decode::parsed::Parsed;
+use crate::exec::printf::Options;
 use crate::machine::address::Lane;
 use crate::machine::race::Mode;
 use crate::machine::state::Machine;
@@ -99,8 +100,9 @@ fn print(w: &Warp, m: &mut Machine<'_>, lane: usize, format: &str, mut at: u64) 
         let Some(end) = end else { return Ok((out + "%" + specification, count)) };
         let (flags, conversion) = (&specification[..end], specification[end..].chars().next().unwrap_or('%'));
         rest = &specification[end + conversion.len_utf8()..];
-        let wide =
-            flags.contains(['l', 'z', 'j', 't']) || matches!(conversion, 's' | 'p' | 'f' | 'e' | 'g' | 'E' | 'G');
+        let options = Options::parse(flags);
+        let float = matches!(conversion, 'f' | 'F' | 'e' | 'E' | 'g' | 'G' | 'a' | 'A');
+        let wide = options.is_wide() || float || matches!(conversion, 's' | 'p');
         let mut value = 0;
         if conversion != '%' {
             let size = if wide { 8 } else { 4 };
@@ -112,31 +114,14 @@ fn print(w: &Warp, m: &mut Machine<'_>, lane: usize, format: &str, mut at: u64) 
             at += size;
             count += 1;
         }
-        let signed = if wide { value as i64 } else { i64::from(value as u32 as i32) };
-        let numbers = flags.trim_start_matches(['-', '+', ' ', '#']).trim_end_matches(['l', 'h', 'z', 'j', 't']);
-        let (width, precision) = numbers.split_once('.').unwrap_or((numbers, ""));
-        let precision = precision.parse().unwrap_or(6);
-        let item = match conversion {
+        out += &match conversion {
             '%' => "%".into(),
-            'd' | 'i' => signed.to_string(),
-            'u' => value.to_string(),
-            'x' => format!("{value:x}"),
-            'X' => format!("{value:X}"),
-            'o' => format!("{value:o}"),
-            'p' => format!("{value:#x}"),
-            'c' => char::from(value as u8).to_string(),
-            's' => text(m, value),
-            'e' | 'E' => format!("{:.precision$e}", f64::from_bits(value)),
-            'f' => format!("{:.precision$}", f64::from_bits(value)),
-            'g' | 'G' => f64::from_bits(value).to_string(),
+            'd' | 'i' | 'u' | 'x' | 'X' | 'o' => options.integer(conversion, value),
+            'p' => options.text(&format!("{value:#x}")),
+            'c' => options.text(&char::from(value as u8).to_string()),
+            's' => options.text(options.cut(&text(m, value))),
+            _ if float => options.float(conversion, f64::from_bits(value)),
             other => return Err(Stop::unsupported(format!("`%{flags}{other}` in a `printf` format"))),
-        };
-        let (zeros, width) = (width.starts_with('0'), width.parse().unwrap_or(0));
-        out += &match (flags.starts_with('-'), zeros, item.strip_prefix('-')) {
-            (true, ..) => format!("{item:<width$}"),
-            (_, true, Some(digits)) => format!("-{digits:0>0$}", width.saturating_sub(1)),
-            (_, true, None) => format!("{item:0>width$}"),
-            _ => format!("{item:>width$}"),
         };
     }
     Ok((out + rest, count))

@@ -120,8 +120,16 @@ class LaunchFailed(Description, RuntimeError):
         self._fill(fields)
         self.schedule = schedule
         note = f"\n  under the schedule {schedule}" if schedule not in (None, "fair") else ""
+        if self.asserts:
+            # Tests look for CUDA's words.
+            note += "\n  CUDA's error on a GPU: device-side assert triggered"
         RuntimeError.__init__(self, self.text + note)
         self._fields = dict(fields)
+
+    @property
+    def asserts(self) -> bool:
+        """Whether an assertion of the kernel failed."""
+        return self.kind == "trap" and "assertion" in self.message
 
     def __reduce__(self):  # so that pytest-xdist and multiprocessing can pass a fault between processes
         return (type(self), (self._fields, self.schedule))

@@ -32,14 +32,18 @@ def with_triton() -> None:
     if not _wanted:
         return
     _silence_nvidia()
+    if os.environ.get("TRITON_DEFAULT_BACKEND") == "nvidia":
+        os.environ["TRITON_DEFAULT_BACKEND"] = "ptx_emulator"
     after("torch", _install.install)
 
 
 def _asked_by_torch() -> bool:
+    """Whether PyTorch asks: the caller of Triton is PyTorch's. A kernel in an autograd function has PyTorch further out."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("torch."):
-            return True
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("ptx_emulator", "triton", "importlib"):
+            return package == "torch"
         frame = frame.f_back
     return False
 
@@ -78,6 +82,8 @@ class _After(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             execute(module)
+            # The actions may themselves wait for this module.
+            module.__spec__._initializing = False
             self._action()
 
         spec.loader.exec_module = exec_module

@@ -16,6 +16,7 @@ from . import _install, _libcuda, _options
 from ._errors import failure
 
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE
+_NOT_REGISTERED = 713  # CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
 _mapped: dict[int, int] = {}
 """Registered storages: address and bytes."""
 
@@ -33,10 +34,12 @@ class _Piece:
 
 def _storage(value: Any) -> tuple[int, int, Any] | None:
     """Address, bytes and mark of the storage behind an argument."""
+    torch_cuda = sys.modules.get("ptx_emulator._torch_cuda")
     if hasattr(value, "untyped_storage"):
         with _without_mode():
             whole = value.untyped_storage()
-            return whole.data_ptr(), whole.nbytes(), getattr(whole, "_ptx_emulator", None)
+            if hasattr(whole, "nbytes"):
+                return whole.data_ptr(), whole.nbytes(), getattr(whole, "_ptx_emulator", None)
     array = getattr(value, "__array_interface__", None)
     if array is not None:
         whole = np.asarray(value)
@@ -45,7 +48,11 @@ def _storage(value: Any) -> tuple[int, int, Any] | None:
         return whole.__array_interface__["data"][0], whole.nbytes, None
     # What `triton.reinterpret` and the like make.
     inner = getattr(value, "base", None)
-    return _storage(inner) if inner is not None else None
+    if inner is not None:
+        return _storage(inner)
+    # A pointer that a project made of a tensor's address.
+    whole = torch_cuda.storage_at(value.data_ptr()) if torch_cuda is not None and hasattr(value, "data_ptr") else None
+    return (whole.data_ptr(), whole.nbytes(), whole._ptx_emulator) if whole is not None else None
 
 
 def _without_mode() -> contextlib.AbstractContextManager[Any]:
@@ -99,9 +106,9 @@ def mapped(named: Iterable[tuple[str, Any]]) -> Iterator[list[_Piece]]:
                 raise ValueError(
                     f"{piece.names[0]}: its memory begins at {piece.address:#x}, not at a multiple of 4; copy it"
                 )
+            done.append(piece)
             code = cuda.cuMemHostRegister_v2(piece.address, piece.bytes, _PORTABLE)
             _libcuda.check(code, f"mapping {piece.names[0]} of {piece.bytes} bytes")
-            done.append(piece)
             _mapped[piece.address] = piece.bytes
             cuda.ptxEmulatorName(piece.address, " = ".join(piece.names).encode())
             if piece.mark is not None and piece.mark.undefined:
@@ -109,10 +116,18 @@ def mapped(named: Iterable[tuple[str, Any]]) -> Iterator[list[_Piece]]:
         yield pieces
     finally:
         for piece in done:
-            cuda.cuMemHostUnregister(piece.address)
-            del _mapped[piece.address]
+            _unregister(piece.address)
+            _mapped.pop(piece.address, None)
             if piece.mark is not None:
                 piece.mark.undefined = False
+
+
+def _unregister(address: int) -> None:
+    """Ends a mapping, also behind a faulty launch whose wait an exception has interrupted: later launches would read freed memory."""
+    cuda = _libcuda.library()
+    if cuda.cuMemHostUnregister(address) not in (0, _NOT_REGISTERED):
+        _libcuda.reset()
+        cuda.cuMemHostUnregister(address)
 
 
 def with_pointees(named: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -186,5 +201,16 @@ def wait(schedule: str | None = None) -> None:
     if code:
         _libcuda.reset()
     if fault is not None:
-        raise failure(fault, order or schedule or state.settings.schedule) from None
+        error = failure(fault, order or schedule or state.settings.schedule)
+        if error.asserts:
+            print(error.message, file=sys.stderr, flush=True)  # as CUDA does
+        raise error from None
     _libcuda.check(code, "a launch")
+
+
+def recover() -> None:
+    """Leaves a working context behind a launch whose wait was interrupted, as by the time limit of a test."""
+    broken = _libcuda.library().cuCtxSynchronize()
+    _libcuda.reports()
+    if broken:
+        _libcuda.reset()

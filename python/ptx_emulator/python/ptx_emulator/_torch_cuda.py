@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import time
 import weakref
 from typing import Any
@@ -92,6 +93,12 @@ _LARGEST_TABLE = 1 << 20
 """Bytes of the largest tensor that is searched for pointers."""
 
 
+def storage_at(address: int) -> torch.UntypedStorage | None:
+    """The storage "on cuda" that contains an address."""
+    alive = (one for one in list(_alive.values()) if one is not None)
+    return next((one for one in alive if one.data_ptr() <= address < one.data_ptr() + one.nbytes()), None)
+
+
 def pointees(tensor: Any) -> list[tuple[int, torch.Tensor]]:
     """Tensors "on cuda" that the 64-bit integers of a tensor point to, with the index of the first such integer."""
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in (torch.int64, torch.uint64):
@@ -169,6 +176,8 @@ class CudaMode(TorchFunctionMode):
 
     default = False
     """True: `torch.set_default_device` named the GPU."""
+    context = contextlib.nullcontext
+    """What a call with tensors "on cuda" runs in."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -195,8 +204,11 @@ class CudaMode(TorchFunctionMode):
         if func not in _VIEWS and func not in _EMPTY:
             for one in marks:
                 one.undefined = False
-        out = func(*args, **kwargs)
-        if not cuda or out is None:
+        if not cuda:
+            return func(*args, **kwargs)
+        with CudaMode.context():
+            out = func(*args, **kwargs)
+        if out is None:
             return out
         inputs = {id(tensor) for tensor in tensors((args, kwargs))}
         undefined = func in _EMPTY
@@ -416,6 +428,41 @@ class _Generator(torch.Generator):
         return super().__new__(cls, device=CPU if is_cuda(device) else device)
 
 
+class _Philox:
+    """The default generator of the GPU, for projects whose kernels draw from its seed and offset. PyTorch draws from the CPU's."""
+
+    device = CUDA
+
+    def __init__(self) -> None:
+        self._state = [torch.initial_seed(), 0]
+
+    def get_state(self) -> torch.Tensor:
+        seed, offset = self._state
+        return torch.from_numpy(np.array([seed % 2**64, offset], np.uint64).view(np.uint8))
+
+    def set_state(self, state: torch.Tensor) -> None:
+        self._state = state.view(torch.int64).tolist()
+
+    def initial_seed(self) -> int:
+        return self._state[0]
+
+    def manual_seed(self, seed: int) -> _Philox:
+        self._state = [int(seed), 0]
+        return self
+
+    def get_offset(self) -> int:
+        return self._state[1]
+
+    def set_offset(self, offset: int) -> None:
+        self._state[1] = offset
+
+
+def _seed(seed: int) -> None:
+    torch.default_generator.manual_seed(int(seed))
+    for generator in torch.cuda.default_generators:
+        generator.manual_seed(seed)
+
+
 def _answer(value: Any) -> Any:
     """A function that returns a value for any arguments. Dynamo wants each function of PyTorch to be another object."""
     return lambda *args, **kwargs: value
@@ -445,11 +492,15 @@ def _with_mode(backward: Any) -> Any:
         if not saved or any(saved):
             for one in tensors(args):
                 mark(one, movable=False)
-        active = _mode in _get_current_function_mode_stack()
-        with contextlib.nullcontext() if active else _mode:
+        with mode():
             return backward(self, *args)
 
     return apply
+
+
+def mode() -> contextlib.AbstractContextManager[Any]:
+    """The mode, for code that PyTorch calls where it is off."""
+    return contextlib.nullcontext() if _mode in _get_current_function_mode_stack() else _mode
 
 
 _mode: CudaMode | None = None
@@ -481,9 +532,13 @@ def install(card: dict[str, Any]) -> None:
         "Event": Event,
         "CUDAGraph": Graph,
         "graph": lambda *args, **kwargs: Graph(),
-        "manual_seed": lambda seed: torch.manual_seed(seed) and None,
-        "manual_seed_all": lambda seed: torch.manual_seed(seed) and None,
+        "default_generators": (_Philox(),),
+        # `torch.manual_seed` calls these two, so they may not call it.
+        "manual_seed": _seed,
+        "manual_seed_all": _seed,
         "seed": lambda: torch.seed() and None,
+        "seed_all": lambda: torch.seed() and None,
+        "initial_seed": lambda: torch.initial_seed(),
         "get_rng_state": lambda *args: torch.get_rng_state(),
         "set_rng_state": lambda state, *args: torch.set_rng_state(state),
         "is_current_stream_capturing": _answer(False),
@@ -528,6 +583,8 @@ def install(card: dict[str, Any]) -> None:
             "set_device_idx": _answer(None),
         }.items():
             setattr(torch.accelerator, name, value)
+    # A compiled function would run code for the CPU, and its tracer does not understand the mode. Uncompiled, it runs as it is.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     if torch.version.cuda is None:
         torch.version.cuda = "13.0"
     torch.Generator = _Generator
@@ -535,5 +592,9 @@ def install(card: dict[str, Any]) -> None:
     torch.get_default_device = functools.partial(_get_default_device, torch.get_default_device)
     torch.nn.Module.cuda = lambda self, device=None: self.to(CUDA)
     BackwardCFunction.apply = _with_mode(BackwardCFunction.apply)
+    from . import _torch_library
+
+    _torch_library.install()
+    CudaMode.context = staticmethod(_torch_library.context)
     _mode = CudaMode()
     _mode.__enter__()

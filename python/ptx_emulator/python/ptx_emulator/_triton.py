@@ -39,6 +39,7 @@ def install() -> None:
     os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(os.path.expanduser("~"), ".triton", "ptx-emulator", folder))
     _driver = _make_driver()
     _keep_ptx()
+    _replace_cublas()
     _patch_autotuner()
     # The exceptions of launches have the faults.
     _libcuda.set_option("QUIET", "1")
@@ -50,6 +51,31 @@ def _keep_ptx() -> None:
     from triton.backends.nvidia import compiler
 
     compiler.CUDABackend.make_cubin = lambda self, source, *rest, **options: source.encode() + b"\0"
+
+
+def _replace_cublas() -> None:
+    """Triton's tests compare with cuBLAS, which needs a GPU. PyTorch computes on the CPU instead."""
+    from triton._C.libtriton import nvidia
+
+    class CublasLt:
+        """Products of a row-major `a` and a row-major, transposed `b`."""
+
+        def __init__(self, workspace):
+            pass
+
+        def matmul(self, a, b, c):
+            c.copy_(a.float() @ b.float().T)
+
+        def gemm(self, a, b, c, d, alpha, beta):
+            d.copy_(alpha * (a.float() @ b.float().T) + beta * c.float())
+
+        def block_scaled_matmul_mxfp8(self, *args):
+            raise NotImplementedError("ptx-emulator: cuBLAS's products with block scales are not emulated")
+
+        block_scaled_matmul_nvfp4 = block_scaled_matmul_mxfp8
+
+    if hasattr(nvidia, "cublas"):
+        nvidia.cublas.CublasLt = CublasLt
 
 
 def _make_launcher() -> type:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from . import _errors, _install
+from . import _errors, _install, _process
 
 _NAMES = ("level", "schedule", "schedules", "explore", "timed", "limit", "allow")
 
@@ -74,6 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 _base: pytest.StashKey[_install.Settings] = pytest.StashKey()
+_launches: pytest.StashKey[int] = pytest.StashKey()
+"""Launches of the process before the test."""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -98,7 +100,12 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):
         _install.configure(_with_gpu(settings))
     state.warnings.clear()
     state.times.clear()
-    return (yield)
+    item.stash[_launches] = state.launches
+    try:
+        return (yield)
+    finally:
+        if state.installed:
+            _process.recover()
 
 
 def _with_gpu(settings: _install.Settings) -> _install.Settings:
@@ -113,6 +120,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     state = _install.state
     fault = _fault_of(call.excinfo.value) if call.excinfo else None
     properties: list[tuple[str, Any]] = []
+    if launches := state.launches - item.stash.get(_launches, state.launches):
+        properties.append(("ptx_launches", launches))
     if fault is not None:
         properties += [("ptx_fault", fault.kind), ("ptx_kernel", fault.entry)]
         if fault.file:
