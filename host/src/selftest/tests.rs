@@ -10,13 +10,14 @@ use fake_cuda::{FakeCuda, Launch};
 use kernels_gpu::tcgen05::gated_sm100::abi;
 
 use super::child::Limits;
-use super::problems::{Card, parts};
+use super::problems::{ALL_SMS, Card, Part, parts};
 use super::*;
 use crate::backend::cuda::{Cuda, FailedPart, Verdicts};
 use crate::generate::{self, Generator};
 use crate::problem::{Group, Op, Weights};
-use nvfp4_kernels::GroupedKernel;
 use nvfp4_kernels::fake::{SMS, kernel};
+use nvfp4_kernels::kernel::Kernel;
+use nvfp4_kernels::{GroupedKernel, KERNELS};
 
 /// Environment variable with the behavior of the child's driver.
 const DRIVER: &str = "NVFP4_TEST_DRIVER";
@@ -207,6 +208,175 @@ fn every_launchable_entry_is_launched_and_correct() {
     }
 }
 
+/// Name of the entry that gives wrong results.
+static WRONG_ENTRY: Mutex<String> = Mutex::new(String::new());
+
+/// Notes the launch. If it is of the wrong entry, changes the first number of its result, or computes nothing if the
+/// entry does not multiply.
+fn wrong_in_one_entry(launch: &Launch) {
+    LAUNCHED.lock().unwrap().insert(launch.kernel.to_owned());
+    let is_wrong = *WRONG_ENTRY.lock().unwrap() == launch.kernel;
+    // SAFETY: the launch comes from a self-test, so its operands are alive and lie where the backend put them.
+    let c = if is_wrong { unsafe { address_of_c(launch) } } else { None };
+    if !is_wrong || c.is_some() {
+        kernel(launch);
+    }
+    if let Some(c) = c {
+        // SAFETY: the result has a first number, because no self-test is without tokens and columns.
+        unsafe { *(c as *mut u16) ^= 0x4000 };
+    }
+}
+
+/// Returns the address of the result of a launch that multiplies.
+///
+/// # Safety
+///
+/// The launch comes from a self-test.
+unsafe fn address_of_c(launch: &Launch) -> Option<u64> {
+    use kernels_gpu::mma_sync::{gated_sm120, moe_few_sm90};
+    use kernels_gpu::wgmma::{gated_sm90, moe_fp8_sm90};
+    use kernels_gpu::{linear, moe, routed, simt::gated_simt, tcgen05::gated_sm100};
+
+    let is_it = |kernel: &&&dyn Kernel| kernel.entries().iter().any(|entry| entry.name == launch.kernel);
+    let kernel = KERNELS.iter().find(is_it).expect("the launch names an entry of a kernel").name();
+    // SAFETY: these are the parameters of these kernels, whose arrays lie in the process's memory.
+    unsafe {
+        Some(match kernel {
+            "gated_sm100" => {
+                (*(launch.parameter::<gated_sm100::abi::Launch>(0).records as *const gated_sm100::abi::Record)).group.c
+            }
+            "gated_sm90" if launch.kernel.contains("_t") => {
+                (*(launch.parameter::<gated_sm90::abi::Launch>(0).tiles as *const gated_sm90::abi::Tile)).group.c
+            }
+            "gated_sm120" => {
+                (*(launch.parameter::<gated_sm120::abi::Launch>(0).groups as *const gated_sm120::abi::Group)).c
+            }
+            "gated_simt" => {
+                (*(launch.parameter::<gated_simt::abi::Launch>(0).groups as *const gated_simt::abi::Group)).c
+            }
+            "moe_sm80" | "moe_sm90" | "moe_sm120" => launch.parameter::<moe::Launch>(0).c,
+            "moe_fp8_sm90" => launch.parameter::<moe_fp8_sm90::abi::Launch>(0).c,
+            "moe_sm100" | "moe_nvfp4_sm120" => match launch.parameter::<routed::Launch>(0) {
+                routed::Launch { c: 0, quantized, .. } => quantized.values,
+                routed::Launch { c, .. } => c,
+            },
+            "moe_few_sm90" if launch.kernel.contains("gate_up") => {
+                launch.parameter::<moe_few_sm90::abi::GateUp>(0).intermediate
+            }
+            "moe_few_sm90" => launch.parameter::<moe_few_sm90::abi::Down>(0).output,
+            "linear_sm80" | "linear_sm90" | "linear_sm120" => launch.parameter::<linear::Launch>(0).c,
+            _ => return None,
+        })
+    }
+}
+
+/// For every instance of a GPU's kernels: if it alone is wrong, the self-test reports it and no other. The plan then
+/// computes everything with others, or names it as the reason. After a test that passes, it is used again.
+fn check_every_instance(major: i32, minor: i32) -> BTreeSet<String> {
+    let _fake = fake(major, minor, wrong_in_one_entry);
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { verdicts: Verdicts::Folder(folder.path().into()), ..Options::default() };
+    let mut tested = Card::open(0, &options).unwrap();
+    let mut irreplaceable = BTreeSet::new();
+    for subject in Subject::of_card((major as u32, minor as u32)).filter(|subject| *subject != Subject::Router) {
+        let parts = parts(subject);
+        let mut launched = Vec::new();
+        let mut instances = BTreeSet::new();
+        for part in &parts {
+            LAUNCHED.lock().unwrap().clear();
+            assert_eq!(part.run(&mut tested).unwrap(), None, "{}: {}", subject.name(), part.name);
+            let of_part = LAUNCHED.lock().unwrap().clone();
+            let planned = part.instances(&tested).unwrap();
+            assert!(planned.iter().all(|entry| of_part.contains(entry)), "{planned:?} of {of_part:?}");
+            instances.extend(planned);
+            launched.push(of_part);
+        }
+        let keep = |failed: Vec<FailedPart>| {
+            let is_right = |part: &&String| failed.iter().all(|failed| failed.part != **part);
+            let passed = parts.iter().map(|part| &part.name).filter(is_right).cloned().collect();
+            record(0, &options, subject, &Proof { passed, failed }).unwrap();
+            Card::judged(0, options.clone())
+        };
+        for entry in &instances {
+            entry.clone_into(&mut WRONG_ENTRY.lock().unwrap());
+            let of_entry: Vec<_> =
+                parts.iter().zip(&launched).filter(|(_, launched)| launched.contains(entry)).collect();
+            let mut failed = Vec::new();
+            for (part, _) in &of_entry {
+                let fault = part.run(&mut tested).unwrap().unwrap_or_else(|| panic!("{}: {entry} passed", part.name));
+                let expected = if part.instances(&tested).unwrap().is_empty() { vec![] } else { vec![entry.clone()] };
+                assert_eq!(fault.instances, expected, "{}: {}", part.name, fault.why);
+                failed.push(FailedPart { part: part.name.clone(), why: fault.why, instances: fault.instances });
+            }
+            let mut judged = keep(failed).unwrap();
+            let notes = judged.with_sms(ALL_SMS).unwrap().info().notes.clone();
+            assert!(notes.iter().any(|note| note.contains(&format!(" {entry} ("))), "{entry}: {notes:?}");
+            let by_plan = match subject {
+                Subject::Groups(kernel) => [Op::Gated, Op::Plain].map(|op| Part::of_plan(kernel, op)).into(),
+                _ => Vec::new(),
+            };
+            LAUNCHED.lock().unwrap().clear();
+            for part in of_entry.iter().map(|(part, _)| *part).chain(&by_plan) {
+                match part.run(&mut judged) {
+                    Ok(found) => assert_eq!(found, None, "{} without {entry}", part.name),
+                    Err(error) => {
+                        let error = error.to_string();
+                        let is_named = error.contains(entry) || error.contains(&format!("({}: ", part.name));
+                        assert!(is_named, "{} without {entry}: {error}", part.name);
+                        if !matches!(subject, Subject::Groups(_)) {
+                            irreplaceable.insert(entry.clone());
+                        }
+                        assert!(!part.name.ends_with("by the plan"), "{error}");
+                    }
+                }
+            }
+            assert!(!LAUNCHED.lock().unwrap().contains(entry), "the plan has chosen {entry}");
+        }
+        WRONG_ENTRY.lock().unwrap().clear();
+        let judged = keep(vec![]).unwrap();
+        for part in &parts {
+            assert_eq!(part.instances(&judged).unwrap(), part.instances(&tested).unwrap(), "{}", part.name);
+        }
+    }
+    irreplaceable
+}
+
+#[test]
+fn wrong_instance_alone_is_left_out_on_hopper() {
+    assert_eq!(check_every_instance(9, 0), BTreeSet::new());
+}
+
+#[test]
+fn wrong_instance_alone_is_left_out_on_blackwell() {
+    assert_eq!(check_every_instance(10, 0), BTreeSet::new());
+}
+
+#[test]
+fn wrong_instance_alone_is_left_out_on_rtx_blackwell() {
+    assert_eq!(check_every_instance(12, 0), BTreeSet::new());
+}
+
+#[test]
+fn wrong_instance_alone_is_left_out_on_ampere() {
+    assert_eq!(check_every_instance(8, 0), BTreeSet::new());
+}
+
+#[test]
+fn wrong_launch_that_does_not_multiply_refuses_its_subject() {
+    let _fake = fake(10, 0, wrong_in_one_entry);
+    let mut card = Card::open(0, &Options::default()).unwrap();
+    for (subject, entry) in [("moe", "moe_combine_bf16"), ("nvfp4", "moe_quantize_nvfp4_bf16")] {
+        entry.clone_into(&mut WRONG_ENTRY.lock().unwrap());
+        let parts = parts(Subject::named(subject).unwrap());
+        let faults: Vec<_> = parts.iter().filter_map(|part| part.run(&mut card).unwrap()).collect();
+        WRONG_ENTRY.lock().unwrap().clear();
+        assert!(!faults.is_empty(), "{entry}");
+        for fault in faults {
+            assert_eq!(fault.instances, [""; 0], "{entry}: {}", fault.why);
+        }
+    }
+}
+
 fn weights() -> Weights<'static> {
     generate::weights(Generator::Gaussian, Op::Plain, &[Group { m: 1, n: 8, k: 64 }], 1).unwrap()
 }
@@ -228,7 +398,11 @@ fn only_a_passed_kernel_is_the_default() {
     let all: Vec<_> = parts(blackwell()).into_iter().map(|part| part.name).collect();
     let keep = |failing: &[&str]| {
         let (failed, passed) = all.iter().cloned().partition::<Vec<_>, _>(|part| failing.contains(&&part[..]));
-        let failed = failed.into_iter().map(|part| FailedPart { part, why: "it hung".into() }).collect();
+        let failed = failed.into_iter().map(|part| {
+            let instances = if part.contains("odd") { vec![] } else { vec![part.replace(' ', "_sm100_")] };
+            FailedPart { part, why: "it hung".into(), instances }
+        });
+        let failed = failed.collect();
         record(0, &options, blackwell(), &Proof { passed, failed }).unwrap()
     };
 
@@ -252,12 +426,27 @@ fn only_a_passed_kernel_is_the_default() {
     assert!(refused.contains("(plain t64_tma: it hung); choose another kernel, or use --force"), "{refused}");
     assert_eq!(computes(&Verdicts::Ignored, "gated_sm100,t64_tma").unwrap(), "plain_sm100");
 
+    // If an instance fails that the plan chooses, the plan chooses another.
     keep(&[WRONG_PART]);
+    assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_sm100");
+    let expected = "gated_sm100 is used without instances that have failed their self-test on Fake GPU with driver ";
+    assert!(notes()[0].starts_with(expected), "{:?}", notes());
+    assert!(notes()[0].contains(": plain_sm100_t64 (plain t64: it hung); 33 other entries serve"), "{:?}", notes());
+    assert!(computes(&verdicts, "gated_sm100,t64").unwrap_err().contains("plain t64: it hung"));
+    assert_eq!(computes(&verdicts, "gated_sm100,t128").unwrap(), "plain_sm100");
+    assert_eq!(computes(&Verdicts::Ignored, "gated_sm100,t64").unwrap(), "plain_sm100");
+
+    // Tiles at odd columns of scales matter only to a caller who names their instance.
+    keep(&["plain t96 at odd scale columns"]);
+    assert_eq!((computes(&verdicts, "persistent").unwrap(), notes()), ("plain_sm100".into(), vec![]));
+    assert!(computes(&verdicts, "gated_sm100,t96").unwrap_err().contains("plain t96 at odd scale columns: it hung"));
+
+    // Without an instance for any number of tokens, the kernel is not used.
+    let all_plain: Vec<_> = all.iter().map(|part| &part[..]).filter(|part| part.starts_with("plain ")).collect();
+    keep(&all_plain);
     assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_simt");
     assert!(notes()[0].contains("failed its self-test") && notes()[0].contains("--again"), "{:?}", notes());
-    assert!(computes(&verdicts, "gated_sm100").unwrap_err().contains("plain t64: it hung"));
-    assert!(computes(&verdicts, "gated_sm100,t64").is_err());
-    assert_eq!(computes(&verdicts, "gated_sm100,t128").unwrap(), "plain_sm100");
+    assert!(computes(&verdicts, "gated_sm100").unwrap_err().contains(": it hung"));
     assert_eq!(computes(&Verdicts::Ignored, "gated_sm100").unwrap(), "plain_sm100");
     // Subjects without a verdict behave as without verdicts.
     assert_eq!(computes(&Verdicts::Ignored, "persistent").unwrap(), "plain_simt");
@@ -276,9 +465,16 @@ fn verified_kernel_runs_until_a_test_fails() {
     let verdicts = Verdicts::Folder(folder.path().into());
     let options = Options { verdicts: verdicts.clone(), ..Options::default() };
     let open = || Cuda::open_with(0, options.clone()).unwrap();
+    let card = Card::open(0, &options).unwrap();
     let fail = |subject: Subject| {
-        let failed = vec![FailedPart { part: parts(subject)[0].name.clone(), why: "it hung".into() }];
-        record(0, &options, subject, &Proof { passed: vec![], failed }).unwrap();
+        // The failed part of a layer is one of launches that do not multiply.
+        let is_of_groups = matches!(subject, Subject::Groups(_));
+        let failed = parts(subject).into_iter().map(|part| FailedPart {
+            instances: if is_of_groups { part.instances(&card).unwrap() } else { Vec::new() },
+            part: part.name,
+            why: "it hung".into(),
+        });
+        record(0, &options, subject, &Proof { passed: vec![], failed: failed.collect() }).unwrap();
     };
     assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_sm90");
     assert!(open().moe_launcher().is_ok() && open().linear_launcher().is_ok() && open().router_launcher().is_ok());
