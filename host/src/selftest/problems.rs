@@ -304,13 +304,13 @@ impl Part {
     /// # Errors
     /// Returns the errors of the device.
     pub fn run(&self, card: &mut Card) -> Result<Option<Fault>, Error> {
-        let all = self.instances(card)?;
-        let of_all = |why: Option<String>| why.map(|why| Fault { why, instances: all.clone() });
+        let multiplying = self.multiplying(card)?;
+        let of_all = |why: Option<String>| why.map(|why| Fault { why, instances: multiplying.clone() });
         Ok(match &self.problem {
             Problem::Groups(variant, op, tiles) => {
                 of_all(groups(&card.with_sms(ALL_SMS)?.with_variant(*variant)?, *variant, *op, *tiles)?)
             }
-            Problem::Moe { layer, sms, dtype } => moe(&card.with_sms(*sms)?, layer, *dtype, &all)?,
+            Problem::Moe { layer, sms, dtype } => moe(&card.with_sms(*sms)?, layer, *dtype, &multiplying)?,
             Problem::Linear { n, k, tokens, sms, dtype, token_format } => {
                 of_all(linear(&card.with_sms(*sms)?, [*n, *k], *tokens, *dtype, *token_format)?)
             }
@@ -318,12 +318,17 @@ impl Part {
         })
     }
 
-    /// Returns the entries that the plan must not choose if the part ends its process: all instances that it launches, in
-    /// the order of the launches. Empty: the part launches no instance, or with tiles that the plan never gives to it.
+    /// Returns the entries that the plan must not choose if the part ends its process: all instances that it launches.
+    /// Empty: the part launches no instance, or with tiles that the plan never gives to it.
     ///
     /// # Errors
     /// If the plan finds no instance.
     pub fn instances(&self, card: &Card) -> Result<Vec<String>, Error> {
+        Ok(distinct(self.multiplying(card)?))
+    }
+
+    /// Returns the same entries, one for each launch.
+    fn multiplying(&self, card: &Card) -> Result<Vec<String>, Error> {
         let gpu = &card.open[&ALL_SMS];
         let names = |entries: Vec<&str>| entries.into_iter().map(str::to_owned).collect();
         let most = |sms: u32| sms.min(gpu.info().sms);
@@ -444,10 +449,15 @@ fn at_fault(found: &MoeComparison, sizes: &MoeSizes, multiplying: &[String]) -> 
     };
     let wrong: Vec<_> = found.stages.iter().filter(|stage| stage.mismatches > 0).map(|of| index(of.stage)).collect();
     if wrong.is_empty() {
-        return multiplying.to_vec();
+        return distinct(multiplying.to_vec());
     }
     let wrong: Option<BTreeSet<_>> = wrong.into_iter().collect();
-    wrong.into_iter().flatten().map(|index| multiplying[index].clone()).collect()
+    distinct(wrong.into_iter().flatten().map(|index| multiplying[index].clone()).collect())
+}
+
+/// Returns the names without repetitions.
+fn distinct(names: Vec<String>) -> Vec<String> {
+    names.into_iter().collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 fn linear(
