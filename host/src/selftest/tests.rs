@@ -21,6 +21,8 @@ use nvfp4_kernels::{GroupedKernel, KERNELS};
 
 /// Environment variable with the behavior of the child's driver.
 const DRIVER: &str = "NVFP4_TEST_DRIVER";
+/// Environment variable with the name of the subject that the child tests.
+const SUBJECT: &str = "NVFP4_TEST_SUBJECT";
 /// Environment variable with the first part that the child runs.
 const FROM: &str = "NVFP4_TEST_FROM";
 
@@ -53,8 +55,11 @@ fn wrong_in_a_bit(launch: &Launch) {
     }
 }
 
+/// Instance of linear layers that hangs.
+const HANGING: &str = "linear_sm80_bf16_t16";
+
 fn hanging(launch: &Launch) {
-    if launch.kernel == WRONG {
+    if [WRONG, HANGING].contains(&launch.kernel) {
         std::thread::sleep(Duration::from_secs(3600));
     }
     kernel(launch);
@@ -91,20 +96,25 @@ fn child() {
         ("has no device", _) => fake.set_device_count(0),
         _ => {}
     }
-    serve(blackwell(), from, 0, &Options::default(), &mut std::io::stdout()).unwrap();
+    let subject = Subject::named(&env::var(SUBJECT).unwrap()).unwrap();
+    serve(subject, from, 0, &Options::default(), &mut std::io::stdout()).unwrap();
 }
 
 /// Tests the Blackwell kernel in processes whose driver behaves as named.
 fn tried(driver: &str) -> Result<Proof, Error> {
+    tried_of(blackwell(), driver)
+}
+
+fn tried_of(subject: Subject, driver: &str) -> Result<Proof, Error> {
     let command = |from: usize| {
         let mut command = Command::new(env::current_exe().unwrap());
         // With one thread, libtest writes the beginning of a line before the test runs.
         command.args(["selftest::tests::child", "--exact", "--ignored", "--nocapture", "--test-threads=2"]);
-        command.env(DRIVER, driver).env(FROM, from.to_string());
+        command.env(DRIVER, driver).env(SUBJECT, subject.name()).env(FROM, from.to_string());
         command
     };
     let limits = Limits { first: Duration::from_secs(60), part: Duration::from_secs(10) };
-    prove(blackwell(), &command, limits, &|_| ())
+    prove(subject, &command, limits, &|_| ())
 }
 
 /// Returns the failed parts; every part must have run.
@@ -137,6 +147,21 @@ fn parts_after_a_hang_are_tested() {
     let [failed] = &failed[..] else { panic!("{failed:?}") };
     assert_eq!(failed.to_string(), format!("{WRONG_PART}: it hung: no answer within 10 s"));
     assert!(begin.elapsed() < Duration::from_secs(180));
+}
+
+#[test]
+fn hanging_instance_of_many_parts_costs_one_time_limit() {
+    let Proof { passed, failed } = tried_of(Subject::Linear, "hangs").unwrap();
+    assert_eq!(passed.len() + failed.len(), parts(Subject::Linear).len());
+    assert!(failed.len() > 2 && !passed.is_empty(), "{failed:?}");
+    for (index, failed) in failed.iter().enumerate() {
+        assert_eq!(failed.instances, [HANGING], "{failed}");
+        let expected = match index {
+            0 => "it hung: no answer within 10 s".to_owned(),
+            _ => format!("not tested, because an earlier part with {HANGING} ended its process"),
+        };
+        assert_eq!(failed.why, expected);
+    }
 }
 
 #[test]
