@@ -181,7 +181,9 @@ impl Verdict {
 
     /// Returns the variants to time on shapes of an operation: all schedules, and the instances that passed.
     fn variants(&self, op: &str) -> Vec<String> {
+        // Parts with further words run an instance that another part runs too.
         let instances = self.passed.iter().filter_map(|part| part.strip_prefix(op)?.strip_prefix(' '));
+        let instances = instances.filter(|name| !name.contains(' '));
         let schedules = SCHEDULES.into_iter().filter(|schedule| op == "gated" || *schedule != "unfused");
         let name = |word: &str| if word.is_empty() { self.subject.clone() } else { format!("{},{word}", self.subject) };
         schedules.chain(instances).map(name).collect()

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 use super::group::{PlacedGroup, Sizes};
 use super::launch::{Launch, Scratch};
+use super::refused::Refused;
 use nvfp4_core::Error;
 use nvfp4_core::format::{BLOCK, Matrix, blocked};
 use nvfp4_core::problem::{Op, TokenDtype};
@@ -59,7 +60,7 @@ pub trait Kernel: Sync {
 }
 
 /// Requested computation of a kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Request {
     /// Gated or plain.
     pub op: Op,
@@ -69,6 +70,8 @@ pub struct Request {
     pub out_dtype: TokenDtype,
     /// Number of SMs of the device.
     pub sms: u32,
+    /// Instances that the kernel must not choose.
+    pub refused: Refused,
 }
 
 /// A kernel for gated and plain grouped GEMMs, which a [`Variant`](crate::variant::Variant) can name.
@@ -82,9 +85,26 @@ pub trait Grouped: Kernel {
     /// Returns the names of the instances for an operation, such as `t64` for tiles of 64 tokens.
     fn instances(&self, op: Op) -> Vec<&'static str>;
 
+    /// Returns the entry of an instance.
+    fn entry(&self, op: Op, instance: &str) -> Option<&'static str> {
+        let name = format!("{}_{instance}", self.title(op));
+        self.entries().into_iter().map(|entry| entry.name).find(|entry| *entry == name)
+    }
+
     /// Whether the plan may choose this instance by itself.
     fn chosen(&self, _op: Op, _instance: &str) -> bool {
         true
+    }
+
+    /// Returns the number of tokens of a group above which some tiles of this instance start at an odd column of scales.
+    /// The plan chooses the instance only up to this number. `None`: no tile starts there.
+    fn odd_above(&self, _op: Op, _instance: &str) -> Option<u32> {
+        None
+    }
+
+    /// Whether groups of any sizes can be computed without the refused instances.
+    fn serves(&self, op: Op, refused: &Refused) -> bool {
+        self.instances(op).into_iter().filter_map(|name| self.entry(op, name)).any(|entry| !refused.contains(entry))
     }
 
     /// Returns the sizes in bytes of the two parts that [`Grouped::pack`] returns for a matrix of `rows` rows and `k`
@@ -111,7 +131,7 @@ pub trait Grouped: Kernel {
     /// only in weights and outputs.
     ///
     /// # Errors
-    /// If there are too many tiles, or the instance does not support these groups.
+    /// If there are too many tiles, the instance does not support these groups, or no instance is left for them.
     fn launches(
         &self,
         request: &Request,

@@ -21,6 +21,7 @@ mod mma_sync;
 pub mod moe;
 mod nvfp4_products;
 mod products;
+mod refused;
 pub mod schedule;
 mod simt;
 pub mod subject;
@@ -38,6 +39,7 @@ use kernel::{Grouped, Kernel};
 pub use layer::router;
 use nvfp4_core::Error;
 use nvfp4_core::problem::Op;
+pub use refused::Refused;
 pub use subject::Subject;
 
 /// Every kernel. Kernels for groups come in the order of preference, the portable one last.

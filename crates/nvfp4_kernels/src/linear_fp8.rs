@@ -17,6 +17,7 @@ use super::linear::workspace::MAX_TOKENS;
 use super::linear::{LinearArguments, PlacedLinear};
 use super::moe::SortedRows;
 use super::products::Products;
+use super::refused::Refused;
 use super::wgmma::moe_fp8_sm90::{self, MoeFp8Sm90};
 use nvfp4_core::Error;
 use nvfp4_core::linear::LinearSizes;
@@ -30,12 +31,14 @@ pub static PRODUCT: &dyn Kernel = &MoeFp8Sm90;
 /// Returns the launches of a call with at least one token, on a device with `sms` SMs.
 ///
 /// # Errors
-/// If the arguments are not aligned; [`Error::TooLarge`] if a grid would need too many CTAs.
+/// If the arguments are not aligned; [`Error::TooLarge`] if a grid would need too many CTAs; [`Error::NotComputed`] if every
+/// instance is refused.
 pub fn launches(
     layer: &PlacedLinear,
     arguments: &LinearArguments,
     rows: SortedRows,
     sms: u32,
+    refused: &Refused,
 ) -> Result<[Launch; 2], Error> {
     let PlacedLinear { sizes, packed: units, alpha, bias, .. } = *layer;
     arguments.check(&sizes)?;
@@ -71,7 +74,7 @@ pub fn launches(
         activation: Activation::NONE,
         ..Product::zeroed()
     };
-    let instance = moe_fp8_sm90::for_linear(m.into(), n, sms);
+    let instance = moe_fp8_sm90::for_linear(m.into(), n, sms, refused).ok_or_else(|| refused.error(&MoeFp8Sm90))?;
     Ok([MoeQuantize.launch(quantize, sizes.dtype)?, MoeFp8Sm90.product(&instance, product, m.into(), sms)])
 }
 
@@ -112,7 +115,7 @@ mod tests {
     fn launched(layer: &PlacedLinear, tokens: usize, sms: u32) -> [Launch; 2] {
         let token_pitch = 2 * layer.sizes.k;
         let arguments = LinearArguments { token_count: tokens, tokens: 0x1000, token_pitch, output: 0x2000 };
-        launches(layer, &arguments, rows_of(&layer.sizes, tokens), sms).unwrap()
+        launches(layer, &arguments, rows_of(&layer.sizes, tokens), sms, &Refused::default()).unwrap()
     }
 
     #[test]
@@ -135,7 +138,7 @@ mod tests {
         let layer = layer(32, 64);
         let arguments = LinearArguments { token_count: MAX_TOKENS + 1, tokens: 16, token_pitch: 128, output: 16 };
         let rows = rows_of(&layer.sizes, usize::MAX);
-        assert!(matches!(launches(&layer, &arguments, rows, 132), Err(Error::TooLarge)));
+        assert!(matches!(launches(&layer, &arguments, rows, 132, &Refused::default()), Err(Error::TooLarge)));
     }
 
     #[test]

@@ -17,8 +17,9 @@ use super::layer::moe_quantize_nvfp4::MoeQuantizeNvfp4;
 use super::linear::workspace::MAX_TOKENS;
 use super::linear::{LinearArguments, PlacedLinear};
 use super::moe::Nvfp4Rows;
-use super::nvfp4_products::{FEW_ROWS, Nvfp4, tile_tokens};
-use super::products::{ProductKind, Products};
+use super::nvfp4_products::{FEW_ROWS, Nvfp4, has_room, tile_tokens};
+use super::products::{ProductKind, ProductSizes, Products, tile_tokens_left};
+use super::refused::Refused;
 use nvfp4_core::Error;
 use nvfp4_core::linear::LinearSizes;
 use nvfp4_core::problem::Op;
@@ -31,13 +32,15 @@ pub fn kernels(products: &'static dyn Products<Nvfp4>) -> [&'static dyn Kernel; 
 /// Returns the launches of a call with at least one token, on a device with `sms` SMs.
 ///
 /// # Errors
-/// If the arguments are not aligned; [`Error::TooLarge`] if there are more tokens than a kernel can count.
+/// If the arguments are not aligned; [`Error::TooLarge`] if there are more tokens than a kernel can count;
+/// [`Error::NotComputed`] if no instance is left.
 pub fn launches(
     products: &dyn Products<Nvfp4>,
     layer: &PlacedLinear,
     arguments: &LinearArguments,
     rows: Nvfp4Rows,
     sms: u32,
+    refused: &Refused,
 ) -> Result<[Launch; 2], Error> {
     let PlacedLinear { sizes, packed, alpha, bias, input_scale } = *layer;
     arguments.check(&sizes)?;
@@ -45,7 +48,11 @@ pub fn launches(
         return Err(Error::TooLarge);
     }
     let (m, n, k) = (arguments.token_count as u32, sizes.n as u32, sizes.k as u32);
-    let tile_tokens = tile_tokens(m.into(), 1);
+    let few = u64::from(m) <= FEW_ROWS;
+    let kind = ProductKind { op: Op::Plain, operand_type: None, curves: false, early: few };
+    let of = (kind, ProductSizes { experts: 1, n, k });
+    let has_room = |tile| has_room(m.into(), 1, 1, tile);
+    let tile_tokens = tile_tokens_left(products, tile_tokens(m.into(), 1), &[of], refused, has_room);
     let token_tiles = token_tiles(m, tile_tokens);
     let quantize = Quantize {
         input: arguments.tokens,
@@ -81,11 +88,10 @@ pub fn launches(
         output: output_code(sizes.dtype),
         activation: Activation::NONE,
     };
-    let few = u64::from(m) <= FEW_ROWS;
     let quantize = MoeQuantizeNvfp4.launch(quantize, sizes.dtype, few)?;
-    let kind = ProductKind { op: Op::Plain, operand_type: None, curves: false, early: few };
-    let instance = products.instance(kind, tile_tokens, token_tiles.into(), 1, [n, k], sms);
-    Ok([quantize, products.product(&instance, product, m.into(), sms)])
+    let found = products.candidates(of.0, tile_tokens, token_tiles.into(), of.1, sms, refused);
+    let (instance, _) = found.first().ok_or_else(|| refused.error(products))?;
+    Ok([quantize, products.product(instance, product, m.into(), sms)])
 }
 
 /// Returns the launch that packs a matrix of these sizes.
@@ -132,7 +138,7 @@ mod tests {
         let token_pitch = 2 * layer.sizes.k;
         let arguments = LinearArguments { token_count: tokens, tokens: 0x1000, token_pitch, output: 0x2000 };
         let (Workspace::Nvfp4(rows), _) = Workspace::at(&layer.sizes, tokens, 0x10_0000) else { unreachable!() };
-        launches(&MoeSm100, layer, &arguments, rows, sms)
+        launches(&MoeSm100, layer, &arguments, rows, sms, &Refused::default())
     }
 
     #[test]

@@ -29,6 +29,11 @@ pub fn tile_tokens(rows: u64, experts: u64) -> u32 {
     TILE_TOKENS.iter().find(|(most, _)| rows <= most * experts).map_or(LARGEST_TILE, |&(_, tokens)| tokens)
 }
 
+/// Whether a workspace for `rows` rows has room for tiles of `tokens` tokens.
+pub fn has_room(rows: u64, experts: u64, named: u64, tokens: u32) -> bool {
+    most_tiles(rows, experts, tokens) <= most_token_tiles(rows, experts, named)
+}
+
 /// Operands of NVFP4 tokens, as in [`Parameter`]. Tensor maps are built from the addresses of values.
 #[derive(Clone, Copy)]
 pub struct Nvfp4 {
@@ -56,9 +61,11 @@ pub struct Nvfp4 {
 }
 
 /// Returns the maximum number of token tiles for up to `rows` rows of `experts` experts, if tokens name `named`
-/// experts. Fewer rows may have smaller and therefore more tiles.
+/// experts. Fewer rows may have smaller and therefore more tiles. Many rows have room for the second largest tiles, which
+/// replace the largest ones if those have failed a self-test.
 pub fn most_token_tiles(rows: u64, experts: u64, named: u64) -> u64 {
-    let bounds = TILE_TOKENS.iter().map(|&(most, tokens)| (most * named, tokens)).chain([(u64::MAX, LARGEST_TILE)]);
+    let [.., (_, second_largest)] = TILE_TOKENS;
+    let bounds = TILE_TOKENS.iter().map(|&(most, tokens)| (most * named, tokens)).chain([(u64::MAX, second_largest)]);
     bounds.map(|(most, tokens)| most_tiles(rows.min(most), experts, tokens)).max().unwrap_or(0)
 }
 
@@ -134,6 +141,8 @@ mod tests {
                 for fewer in (0..=rows).step_by(1 + rows as usize / 100).chain([rows]) {
                     assert!(most_tiles(fewer, experts, tile_tokens(fewer, named)) <= most, "{fewer} of {rows}");
                 }
+                let next = if tile_tokens(rows, named) == 128 { 64 } else { 128 };
+                assert!(has_room(rows, experts, named, next), "a size of tiles replaces the planned one");
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Kernels that multiply in an MoE layer, one per token format and GPU family: their common trait, and their numbers of
 //! tiles.
 
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use kernels_gpu::units::OperandType;
@@ -10,6 +11,7 @@ use super::explain::Candidate;
 use super::kernel::{Kernel, op_of};
 use super::launch::{Grid, Launch};
 use super::mma_sync::moe_few_sm90::MoeFewSm90;
+use super::refused::Refused;
 use nvfp4_core::problem::Op;
 
 /// Launch and tile properties of an instance of a kernel that multiplies tokens of one format.
@@ -86,6 +88,26 @@ pub struct ProductKind {
     pub curves: bool,
     /// Whether weights may be loaded early: the lists are complete before the launch before this one lets it start.
     pub early: bool,
+}
+
+/// Sizes of a product that do not depend on tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProductSizes {
+    /// Number of experts of the layer.
+    pub experts: u32,
+    /// Columns of C.
+    pub n: u32,
+    /// Columns of the weights.
+    pub k: u32,
+}
+
+impl ProductInstance {
+    /// Whether the instance computes such products.
+    fn supports(&self, product: ProductKind, sizes: ProductSizes) -> bool {
+        let is_kind = (op_of(self.matrices), self.operand_type, self.curves)
+            == (product.op, product.operand_type, product.curves);
+        is_kind && sizes.experts <= self.max_experts && sizes.k <= self.most_k && (product.early || !self.early)
+    }
 }
 
 impl ProductKind {
@@ -189,9 +211,15 @@ pub trait Products<O: Operands>: Kernel {
         None
     }
 
+    /// Whether products can have tiles of `tile_tokens` tokens: an instance for them is not refused.
+    fn has_tiles(&self, product: ProductKind, tile_tokens: u32, sizes: ProductSizes, refused: &Refused) -> bool {
+        let is_it = |of: &ProductInstance| of.tile_tokens == tile_tokens && of.supports(product, sizes);
+        self.instances().iter().any(|of| is_it(of) && !refused.contains(of.entry))
+    }
+
     /// Returns the instances for a product and a tile size with what the plan expects of each, the least expected time
-    /// first, and of equal ones an early one. `token_tiles`: expected number of token tiles. `experts`: number of experts
-    /// of the layer. `n`: columns of C. `k`: columns of the weights.
+    /// first, and of equal ones an early one. `token_tiles`: expected number of token tiles. Instances for few tiles
+    /// compute many tiles if no other instance is left.
     ///
     /// All SMs process one tile each, then the next ones.
     fn candidates(
@@ -199,41 +227,41 @@ pub trait Products<O: Operands>: Kernel {
         product: ProductKind,
         tile_tokens: u32,
         token_tiles: u64,
-        experts: u32,
-        [n, k]: [u32; 2],
+        sizes: ProductSizes,
         sms: u32,
+        refused: &Refused,
     ) -> Vec<(ProductInstance, Candidate)> {
         let is_it = |of: &ProductInstance| {
-            let is_kind =
-                (op_of(of.matrices), of.operand_type, of.curves) == (product.op, product.operand_type, product.curves);
-            is_kind && of.tile_tokens == tile_tokens && (product.early || !of.early)
+            of.tile_tokens == tile_tokens && of.supports(product, sizes) && !refused.contains(of.entry)
         };
         let expected = |of: ProductInstance| {
-            let tiles = token_tiles * u64::from(n.div_ceil(of.columns));
+            let tiles = token_tiles * u64::from(sizes.n.div_ceil(of.columns));
             let rounds = tiles.div_ceil(sms.into());
             let cost = of.first_time + rounds * of.tile_time;
             (of, Candidate { entry: of.entry, tile_tokens, columns: of.columns, tiles, rounds, cost })
         };
-        let takes = |(of, found): &(ProductInstance, Candidate)| {
-            experts <= of.max_experts && k <= of.most_k && (!of.for_few_tiles || found.rounds <= FEW_TILES)
-        };
-        let mut found: Vec<_> = self.instances().into_iter().filter(is_it).map(expected).filter(takes).collect();
+        let mut found: Vec<_> = self.instances().into_iter().filter(is_it).map(expected).collect();
+        let is_fast = |(of, found): &(ProductInstance, Candidate)| !of.for_few_tiles || found.rounds <= FEW_TILES;
+        if found.iter().any(is_fast) {
+            found.retain(is_fast);
+        }
         found.sort_by_key(|(of, found)| (found.cost, !of.early));
         found
     }
 
-    /// Returns the first of [`Self::candidates`].
+    /// Returns the first of [`Self::candidates`] on a device where no self-test has failed.
+    #[cfg(test)]
     fn instance(
         &self,
         product: ProductKind,
         tile_tokens: u32,
         token_tiles: u64,
         experts: u32,
-        columns: [u32; 2],
+        [n, k]: [u32; 2],
         sms: u32,
     ) -> ProductInstance {
-        let found = self.candidates(product, tile_tokens, token_tiles, experts, columns, sms);
-        found.first().expect("every kind of product has an instance of every tile size").0
+        let sizes = ProductSizes { experts, n, k };
+        self.candidates(product, tile_tokens, token_tiles, sizes, sms, &Refused::default())[0].0
     }
 
     /// Returns the dynamic shared memory that each CTA requests if `_resident_blocks` CTAs run on each SM, in bytes.
@@ -255,6 +283,26 @@ pub trait Products<O: Operands>: Kernel {
         };
         operands.launch(self.name(), grid, instance, rows)
     }
+}
+
+/// Returns the preferred tokens per tile, if all products have an instance with such tiles that is not refused: else the
+/// next larger size with instances and with room, or the next smaller one. If there is none, returns the preferred size.
+pub fn tile_tokens_left<O: Operands>(
+    products: &dyn Products<O>,
+    preferred: u32,
+    of: &[(ProductKind, ProductSizes)],
+    refused: &Refused,
+    has_room: impl Fn(u32) -> bool,
+) -> u32 {
+    if refused.is_empty() {
+        return preferred;
+    }
+    let is_left = |tokens: &u32| {
+        has_room(*tokens) && of.iter().all(|(kind, sizes)| products.has_tiles(*kind, *tokens, *sizes, refused))
+    };
+    let sizes: BTreeSet<_> = products.instances().iter().map(|of| of.tile_tokens).collect();
+    let larger = sizes.range(preferred..).copied().find(is_left);
+    larger.or_else(|| sizes.range(..preferred).copied().rfind(is_left)).unwrap_or(preferred)
 }
 
 /// Tokens of the smallest tile, which every kernel has. These tokens are never sorted: they are few, and saving a

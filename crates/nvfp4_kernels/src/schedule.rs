@@ -5,18 +5,20 @@ use super::group::{PlacedGroup, Sizes};
 use super::kernel::{Grouped, Kernel, Request};
 use super::launch::{Launch, Scratch};
 use super::layer::silu_mul::{Segment, SiluMul};
+use super::refused::Refused;
 use crate::variant::{LaunchSchedule, Variant};
 use nvfp4_core::Error;
 use nvfp4_core::problem::{Op, TokenDtype, Weights};
 
 /// Launches the steps of a layer.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Launcher {
     kernel: &'static dyn Grouped,
     /// Operation that the kernel computes.
     op: Op,
     instance: Option<usize>,
     schedule: LaunchSchedule,
+    refused: Refused,
 }
 
 impl Launcher {
@@ -47,7 +49,12 @@ impl Launcher {
             })
         };
         let instance = variant.instance.map(index).transpose()?;
-        Ok(Self { kernel, op, instance, schedule: variant.schedule })
+        Ok(Self { kernel, op, instance, schedule: variant.schedule, refused: Refused::default() })
+    }
+
+    /// Returns the same launcher, which does not choose these instances.
+    pub fn without(self, refused: Refused) -> Self {
+        Self { refused, ..self }
     }
 
     /// Returns the kernel that computes. In the unfused baseline, it is the kernel that multiplies.
@@ -103,7 +110,8 @@ impl Launcher {
         sms: u32,
         mut scratch: Scratch,
     ) -> Result<Vec<Vec<Launch>>, Error> {
-        let request = Request { op: self.op, instance: self.instance, out_dtype, sms };
+        let refused = self.refused.clone();
+        let request = Request { op: self.op, instance: self.instance, out_dtype, sms, refused };
         let mut chains = match self.schedule {
             LaunchSchedule::Persistent => vec![self.kernel.launches(&request, &[groups.to_vec()], &mut scratch)?],
             LaunchSchedule::PerGroup | LaunchSchedule::Streams(_) => {

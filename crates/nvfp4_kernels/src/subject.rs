@@ -50,7 +50,7 @@ impl Subject {
 
     /// Returns the subject of MoE layers with a GPU's default token format.
     pub fn moe_unasked(card: Capability) -> Self {
-        Self::moe(MoeKernels::of(card).map_or_else(TokenFormat::default, MoeKernels::default_format))
+        Self::moe(MoeKernels::of(card).map_or_else(TokenFormat::default, |kernels| kernels.default_format()))
     }
 
     /// Returns the subject of linear layers with this token format.
@@ -106,6 +106,11 @@ impl Subject {
 /// Returns the name of the part of a self-test that runs one instance: `gated t64`.
 pub fn part_of(op: Op, instance: &str) -> String {
     format!("{} {instance}", op.name())
+}
+
+/// Returns the name of the part of a self-test that runs one instance with tiles that the plan never gives to it.
+pub fn odd_part_of(op: Op, instance: &str) -> String {
+    format!("{} at odd scale columns", part_of(op, instance))
 }
 
 /// Name of the part that runs the unfused baseline.

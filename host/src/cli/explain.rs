@@ -91,7 +91,7 @@ fn plan(args: &Args, tokens: usize) -> anyhow::Result<Vec<PlannedLaunch>> {
         sizes.check()?;
         let kernels = LinearKernels::of(gpu.capability).ok_or_else(missing)?;
         kernels.check(token_format, gpu.name)?;
-        return Ok(linear::explain(&sizes, tokens, kernels, sms)?);
+        return Ok(linear::explain(&sizes, tokens, &kernels, sms)?);
     }
     let kernels = MoeKernels::of(gpu.capability).ok_or_else(missing)?;
     let shape = shape::find(&args.shape)?;
@@ -101,7 +101,7 @@ fn plan(args: &Args, tokens: usize) -> anyhow::Result<Vec<PlannedLaunch>> {
     });
     kernels.check(token_format, gpu.name)?;
     let sizes = shape.with_token_format(token_format).sizes(args.dtype);
-    Ok(moe::explain(&sizes, tokens, kernels, sms)?)
+    Ok(moe::explain(&sizes, tokens, &kernels, sms)?)
 }
 
 /// Returns N and K, if a shape is a matrix.

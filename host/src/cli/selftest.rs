@@ -19,7 +19,7 @@ use serde_json::json;
 use super::progress::Progress;
 use super::{exit, parse};
 
-/// Test the kernels of a GPU against the exact references; a kernel that fails is not used on this GPU
+/// Test the kernels of a GPU against the exact references; what fails is not used on this GPU
 ///
 /// Each kernel runs in a separate process with a time limit. The user's cache keeps the verdict per GPU, driver and
 /// code; this command, `run` and the library read it. A kernel that has only run in the emulator is used on a GPU after
@@ -104,7 +104,9 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
             let when = if is_new { format!("{:.1} s", begin.elapsed().as_secs_f64()) } else { "known".into() };
             writeln!(out, "{:12} {} ({when})", subject.name(), words(&verdict))?;
             for failed in &verdict.failed {
-                writeln!(out, "    {failed}")?;
+                let left_out = failed.instances.join(", ");
+                let left_out = if left_out.is_empty() { left_out } else { format!("; left out: {left_out}") };
+                writeln!(out, "    {failed}{left_out}")?;
             }
         }
     }

@@ -4,6 +4,7 @@
 //! The child runs parts in order and writes a line of JSON for each. A part that destroys the device's context, or from
 //! which the child does not return, has failed; the next child continues with the part after it.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::problems::{self, Card, Part};
+use super::problems::{self, Card, Fault, Part};
 use crate::Error;
 use crate::backend::cuda::{FailedPart, Options};
 use nvfp4_kernels::Subject;
@@ -54,12 +55,12 @@ const MAX_END: Duration = Duration::from_secs(10);
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Said {
-    /// The device is open.
-    Ready,
+    /// The device is open. For each part: the instances that its failure refuses ([`Part::instances`]).
+    Ready(Vec<Vec<String>>),
     /// The part's result was correct.
     Right,
-    /// The part's result was wrong, with a description.
-    Wrong(String),
+    /// The part's result was wrong.
+    Wrong(Fault),
     /// The driver failed in the part. The child ends, because the context may be lost.
     Lost(String),
     /// The part could not run, which says nothing about the kernel.
@@ -83,8 +84,9 @@ pub fn serve(
         told.map_err(|error| Error::io("standard output".as_ref(), error))
     };
     let mut card = Card::open(ordinal, options)?;
-    say(&Said::Ready)?;
-    for part in problems::parts(subject).iter().skip(from) {
+    let parts = problems::parts(subject);
+    say(&Said::Ready(parts.iter().map(|part| part.instances(&card)).collect::<Result<_, _>>()?))?;
+    for part in parts.iter().skip(from) {
         let said = try_part(part, &mut card);
         say(&said)?;
         if !matches!(said, Said::Right | Said::Wrong(_)) {
@@ -130,41 +132,69 @@ pub fn prove(
 ) -> Result<Proof, Error> {
     let parts = problems::parts(subject);
     let (mut proof, mut lost) = (Proof::default(), 0);
-    let mut note = |part: &Part, why: Option<String>| {
-        match why {
-            None => proof.passed.push(part.name.clone()),
-            Some(why) => proof.failed.push(FailedPart { part: part.name.clone(), why }),
-        }
-        progress(parts.len());
-    };
+    // Instances of each part, of the parts that ended their process, and of the parts that passed.
+    let mut instances: Vec<Vec<String>> = Vec::new();
+    let (mut ended, mut right) = (BTreeSet::new(), BTreeSet::new());
+    // Parts that are not tested, with the reason.
+    let mut untested = Vec::new();
     let cannot = |why: String| Error::Invalid(why).at(format_args!("self-test of {}", subject.name()));
     let mut done = 0;
     while done < parts.len() && lost < MAX_LOST {
+        // An instance that hangs is launched by many parts of a layer, and each would take a time limit.
+        let ended_before = |of_part: &Vec<String>, ended: &BTreeSet<String>| {
+            of_part.iter().find(|entry| ended.contains(*entry)).cloned()
+        };
+        if let Some(entry) = instances.get(done).and_then(|of_part| ended_before(of_part, &ended)) {
+            untested.push((done, format!("not tested, because an earlier part with {entry} ended its process")));
+            done += 1;
+            progress(parts.len());
+            continue;
+        }
         let mut child =
             Tried::start(command(done)).map_err(|error| cannot(format!("cannot start a process: {error}")))?;
         match child.hear(limits.first) {
-            Heard::Said(Said::Ready) => {}
+            Heard::Said(Said::Ready(of_parts)) if of_parts.len() == parts.len() => instances = of_parts,
             heard => return Err(cannot(format!("cannot open the device: {}", child.end(heard, limits.first)))),
         }
         let mut limit = limits.first;
-        for part in &parts[done..] {
+        for (part, of_part) in parts.iter().zip(&instances).skip(done) {
+            if ended_before(of_part, &ended).is_some() {
+                break;
+            }
             done += 1;
-            let why = match child.hear(limit) {
+            let heard = child.hear(limit);
+            progress(parts.len());
+            let part = part.name.clone();
+            match heard {
                 Heard::Said(Said::Untried(why)) => return Err(cannot(why)),
-                Heard::Said(Said::Right) => None,
-                Heard::Said(Said::Wrong(why)) => Some(why),
+                Heard::Said(Said::Right) => {
+                    right.extend(of_part.iter().cloned());
+                    proof.passed.push(part);
+                }
+                Heard::Said(Said::Wrong(Fault { why, instances })) => {
+                    proof.failed.push(FailedPart { part, why, instances });
+                }
                 lost_in_it => {
                     lost += 1;
-                    note(part, Some(child.end(lost_in_it, limit)));
+                    ended.extend(of_part.iter().cloned());
+                    let why = child.end(lost_in_it, limit);
+                    proof.failed.push(FailedPart { part, why, instances: of_part.clone() });
                     break;
                 }
-            };
-            note(part, why);
+            }
             limit = limits.part;
         }
     }
-    for part in &parts[done..] {
-        note(part, Some(format!("not tested, because {MAX_LOST} earlier parts ended their process")));
+    let after = (done..parts.len()).map(|index| {
+        progress(parts.len());
+        (index, format!("not tested, because {MAX_LOST} earlier parts ended their process"))
+    });
+    for (index, why) in untested.into_iter().chain(after) {
+        // An instance that a part with a right result launches is tested there.
+        let of_part = &instances[index];
+        let not_right: Vec<_> = of_part.iter().filter(|entry| !right.contains(*entry)).cloned().collect();
+        let instances = if not_right.is_empty() { of_part.clone() } else { not_right };
+        proof.failed.push(FailedPart { part: parts[index].name.clone(), why, instances });
     }
     Ok(proof)
 }

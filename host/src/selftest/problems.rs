@@ -1,10 +1,11 @@
 //! Problems of a self-test: small ragged problems that reach every instance, each compared with its reference. A second
 //! run of a kernel must give the same bits.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::Output;
@@ -13,15 +14,16 @@ use crate::backend::{self, Backend, cpu::Cpu};
 use crate::bias::Bias;
 use crate::compare::{Tolerance, compare_with};
 use crate::generate::{self, Generator};
-use crate::linear::{self, LinearOutput, LinearStep};
+use crate::linear::{self, LinearOutput, LinearSizes, LinearStep};
+use crate::moe::compare::{MoeComparison, Stage};
 use crate::moe::generate::Routing;
-use crate::moe::{self, Activation, LayerShape, MoeOutput, MoeStep, shape};
+use crate::moe::{self, Activation, LayerShape, MoeOutput, MoeSizes, MoeStep, shape};
 use crate::oracle::Reference;
 use crate::problem::{Group, Op, Step, TokenDtype, TokenFormat};
 use crate::router::{self, GroupScore, Logits, Router, Rule, Score, Scoring};
-use nvfp4_kernels::GroupedKernel;
-use nvfp4_kernels::subject::{Subject, UNFUSED, part_of};
+use nvfp4_kernels::subject::{Subject, UNFUSED, odd_part_of, part_of};
 use nvfp4_kernels::variant::{LaunchSchedule, Variant};
+use nvfp4_kernels::{GroupedKernel, KERNELS};
 
 const SEED: u64 = 1;
 const DTYPES: [TokenDtype; 2] = [TokenDtype::F16, TokenDtype::Bf16];
@@ -32,11 +34,29 @@ pub(super) struct Part {
     problem: Problem,
 }
 
+/// A fault of a part.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Fault {
+    /// Description.
+    pub why: String,
+    /// Entries that the plan must not choose. Empty: the fault belongs to no instance that the plan chooses.
+    pub instances: Vec<String>,
+}
+
 enum Problem {
-    Groups(Variant, Op),
+    Groups(Variant, Op, Tiles),
     Moe { layer: LayerShape, sms: u32, dtype: TokenDtype },
     Linear { n: usize, k: usize, tokens: usize, sms: u32, dtype: TokenDtype, token_format: TokenFormat },
     Router(Router),
+}
+
+/// Tiles of tokens of a named instance.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tiles {
+    /// Tiles that the plan gives to the instance.
+    Planned,
+    /// Tiles that start at odd columns of scales.
+    Odd,
 }
 
 /// MoE layers, with the number of SMs that each is planned for. The rows per expert select the tokens per tile, the SMs
@@ -144,14 +164,17 @@ fn of_groups(kernel: GroupedKernel) -> Vec<Part> {
     let instances = |op| kernel.instances(op).into_iter().map(move |name| (op, name));
     let mut instances: Vec<_> = ops.into_iter().flat_map(instances).collect();
     instances.sort_by_key(|(op, name)| !kernel.get().chosen(*op, name));
-    let of_instance = |(op, name)| {
+    let of_instance = |(op, name), part_of: fn(Op, &str) -> String, tiles| {
         let variant = Variant { kernel: Some(kernel), instance: Some(name), ..Variant::default() };
-        Part { name: part_of(op, name), problem: Problem::Groups(variant, op) }
+        Part { name: part_of(op, name), problem: Problem::Groups(variant, op, tiles) }
     };
-    let mut parts: Vec<_> = instances.into_iter().map(of_instance).collect();
+    let odd = instances.iter().filter(|(op, name)| kernel.get().odd_above(*op, name).is_some());
+    let odd = odd.map(|&instance| of_instance(instance, odd_part_of, Tiles::Odd));
+    let planned = instances.iter().map(|&instance| of_instance(instance, part_of, Tiles::Planned));
+    let mut parts: Vec<_> = planned.chain(odd).collect();
     if kernel == GroupedKernel::portable() {
         let variant = Variant { kernel: Some(kernel), schedule: LaunchSchedule::Unfused, ..Variant::default() };
-        parts.push(Part { name: UNFUSED.into(), problem: Problem::Groups(variant, Op::Gated) });
+        parts.push(Part { name: UNFUSED.into(), problem: Problem::Groups(variant, Op::Gated, Tiles::Planned) });
     }
     parts
 }
@@ -246,13 +269,17 @@ impl Card {
     /// Returns the errors of [`Cuda::open`].
     pub fn open(ordinal: u32, options: &Options) -> Result<Self, Error> {
         // The kernel under test must run regardless of earlier verdicts.
-        let options = Options { verdicts: Verdicts::Ignored, ..options.clone() };
+        Self::judged(ordinal, Options { verdicts: Verdicts::Ignored, ..options.clone() })
+    }
+
+    /// Opens the device with the verdicts of the options.
+    pub(super) fn judged(ordinal: u32, options: Options) -> Result<Self, Error> {
         let mut card = Self { ordinal, options, open: HashMap::new() };
         card.with_sms(ALL_SMS)?;
         Ok(card)
     }
 
-    fn with_sms(&mut self, sms: u32) -> Result<Cuda, Error> {
+    pub(super) fn with_sms(&mut self, sms: u32) -> Result<Cuda, Error> {
         Ok(match self.open.entry(sms) {
             Entry::Occupied(open) => open.get().clone(),
             Entry::Vacant(place) => {
@@ -264,22 +291,62 @@ impl Card {
 }
 
 /// More SMs than any device has: use all SMs.
-const ALL_SMS: u32 = u32::MAX;
+pub(super) const ALL_SMS: u32 = u32::MAX;
 
 impl Part {
-    /// Returns a description of the fault; `None` if the result is correct.
+    /// Returns the part in which the plan chooses the instances of a kernel.
+    #[cfg(test)]
+    pub fn of_plan(kernel: GroupedKernel, op: Op) -> Self {
+        let variant = Variant { kernel: Some(kernel), ..Variant::default() };
+        Self { name: format!("{} by the plan", op.name()), problem: Problem::Groups(variant, op, Tiles::Planned) }
+    }
+
+    /// Returns the fault; `None` if the result is correct.
     ///
     /// # Errors
     /// Returns the errors of the device.
-    pub fn run(&self, card: &mut Card) -> Result<Option<String>, Error> {
-        match &self.problem {
-            Problem::Groups(variant, op) => groups(&card.with_sms(ALL_SMS)?.with_variant(*variant)?, *variant, *op),
-            Problem::Moe { layer, sms, dtype } => moe(&card.with_sms(*sms)?, layer, *dtype),
-            Problem::Linear { n, k, tokens, sms, dtype, token_format } => {
-                linear(&card.with_sms(*sms)?, [*n, *k], *tokens, *dtype, *token_format)
+    pub fn run(&self, card: &mut Card) -> Result<Option<Fault>, Error> {
+        let multiplying = self.multiplying(card)?;
+        let of_all = |why: Option<String>| why.map(|why| Fault { why, instances: multiplying.clone() });
+        Ok(match &self.problem {
+            Problem::Groups(variant, op, tiles) => {
+                of_all(groups(&card.with_sms(ALL_SMS)?.with_variant(*variant)?, *variant, *op, *tiles)?)
             }
-            Problem::Router(router) => route(&card.with_sms(ALL_SMS)?, router),
-        }
+            Problem::Moe { layer, sms, dtype } => moe(&card.with_sms(*sms)?, layer, *dtype, &multiplying)?,
+            Problem::Linear { n, k, tokens, sms, dtype, token_format } => {
+                of_all(linear(&card.with_sms(*sms)?, [*n, *k], *tokens, *dtype, *token_format)?)
+            }
+            Problem::Router(router) => of_all(route(&card.with_sms(ALL_SMS)?, router)?),
+        })
+    }
+
+    /// Returns the entries that the plan must not choose if the part ends its process: all instances that it launches.
+    /// Empty: the part launches no instance, or with tiles that the plan never gives to it.
+    ///
+    /// # Errors
+    /// If the plan finds no instance.
+    pub fn instances(&self, card: &Card) -> Result<Vec<String>, Error> {
+        Ok(distinct(self.multiplying(card)?))
+    }
+
+    /// Returns the same entries, one for each launch.
+    fn multiplying(&self, card: &Card) -> Result<Vec<String>, Error> {
+        let gpu = &card.open[&ALL_SMS];
+        let names = |entries: Vec<&str>| entries.into_iter().map(str::to_owned).collect();
+        let most = |sms: u32| sms.min(gpu.info().sms);
+        Ok(match &self.problem {
+            Problem::Groups(Variant { kernel: Some(kernel), instance: Some(name), .. }, op, Tiles::Planned) => {
+                names(kernel.get().entry(*op, name).into_iter().collect())
+            }
+            Problem::Groups(..) | Problem::Router(_) => Vec::new(),
+            Problem::Moe { layer, sms, dtype } => {
+                names(gpu.moe_entries(&layer.sizes(*dtype), layer.tokens, most(*sms))?)
+            }
+            &Problem::Linear { n, k, tokens, sms, dtype, token_format } => {
+                let sizes = LinearSizes { n, k, dtype, bias: true, token_format };
+                names(vec![gpu.linear_entry(&sizes, tokens, most(sms))?])
+            }
+        })
     }
 }
 
@@ -290,14 +357,18 @@ fn sizes(most: usize) -> Vec<Group> {
     [(most, 136, 320), (0, 8, 64), (1, 72, 224), (3, 8, 32), (most.min(9), 264, 96)].map(group).into()
 }
 
-fn groups(gpu: &Cuda, variant: Variant, op: Op) -> Result<Option<String>, Error> {
+fn groups(gpu: &Cuda, variant: Variant, op: Op, tiles: Tiles) -> Result<Option<String>, Error> {
+    let kernel = variant.kernel.expect("a part names its kernel").get();
+    let one_tile = variant.instance.and_then(|name| kernel.odd_above(op, name)).filter(|_| tiles == Tiles::Planned);
+    let most = one_tile.map_or(vec![200, 40, 7], |tokens| vec![tokens as usize]);
+
     // Model-like numbers, and small numbers whose sums are exact in any order, so that every bit of a plain product
     // must match.
     for generator in [Generator::Gaussian, Generator::PublicGroup] {
         for dtype in DTYPES {
             // An instance with small tiles refuses many tokens.
             let mut refusal = None;
-            for most in [200, 40, 7] {
+            for &most in &most {
                 match groups_of(gpu, variant, (generator, op), &sizes(most), dtype) {
                     Err(error) if matches!(innermost(&error), Error::Invalid(_)) => refusal = Some(error),
                     Ok(None) => {
@@ -345,7 +416,9 @@ fn groups_of(
     Ok(wrong_elements(wrong, of, found.first).or_else(|| other_bits(output == again)))
 }
 
-fn moe(gpu: &Cuda, layer: &LayerShape, dtype: TokenDtype) -> Result<Option<String>, Error> {
+/// `multiplying`: entries of gate and up, of down, and of both for the shared expert.
+fn moe(gpu: &Cuda, layer: &LayerShape, dtype: TokenDtype, multiplying: &[String]) -> Result<Option<Fault>, Error> {
+    let sizes = layer.sizes(dtype);
     let weights = moe::generate::weights(layer, Generator::Gaussian, dtype, SEED, &|| ())?;
     let inputs = moe::generate::inputs(layer, Generator::Gaussian, Routing::Uniform, dtype, layer.tokens, SEED)?;
     let step = MoeStep::new(&weights, inputs)?;
@@ -355,7 +428,38 @@ fn moe(gpu: &Cuda, layer: &LayerShape, dtype: TokenDtype) -> Result<Option<Strin
     let (output, again) = (run(MoeOutput::with_stages(&step))?, run(MoeOutput::new(&step))?);
     let found = moe::compare::compare(&weights, &step, &output);
     let is_same = output.hidden == again.hidden;
-    Ok(wrong_elements(found.mismatches(), found.checked(), found.first()).or_else(|| other_bits(is_same)))
+    let why = wrong_elements(found.mismatches(), found.checked(), found.first()).or_else(|| other_bits(is_same));
+    Ok(why.map(|why| Fault { why, instances: at_fault(&found, &sizes, multiplying) }))
+}
+
+/// Returns the entries that have written wrong stages; all entries if no stage is wrong, and none if the stage of a launch
+/// is wrong that does not multiply.
+fn at_fault(found: &MoeComparison, sizes: &MoeSizes, multiplying: &[String]) -> Vec<String> {
+    // A chain of two launches multiplies in both. With input scales, a gated product quantizes its own result.
+    let few = KERNELS.iter().filter(|kernel| kernel.name() == "moe_few_sm90").flat_map(|kernel| kernel.entries());
+    let in_two_launches = few.into_iter().any(|entry| entry.name == multiplying[0]);
+    let quantizes = sizes.has_input_scales() && sizes.activation.has_gate();
+    let index = |stage: Stage| match stage {
+        Stage::Intermediate => Some(0),
+        Stage::Partial => Some(1),
+        Stage::SharedIntermediate => Some(2),
+        Stage::SharedPartial => Some(3),
+        Stage::QuantizedIntermediate if quantizes => Some(0),
+        Stage::SharedQuantizedIntermediate if quantizes => Some(2),
+        Stage::Output if in_two_launches => Some(1),
+        _ => None,
+    };
+    let wrong: Vec<_> = found.stages.iter().filter(|stage| stage.mismatches > 0).map(|of| index(of.stage)).collect();
+    if wrong.is_empty() {
+        return distinct(multiplying.to_vec());
+    }
+    let wrong: Option<BTreeSet<_>> = wrong.into_iter().collect();
+    distinct(wrong.into_iter().flatten().map(|index| multiplying[index].clone()).collect())
+}
+
+/// Returns the names without repetitions.
+fn distinct(names: Vec<String>) -> Vec<String> {
+    names.into_iter().collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 fn linear(

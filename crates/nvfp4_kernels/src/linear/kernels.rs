@@ -4,6 +4,7 @@ use gpu_arch::Capability;
 
 use super::workspace::Workspace;
 use super::{LinearArguments, LinearKernel, PlacedLinear};
+use crate::Refused;
 use crate::builds;
 use crate::group::Address;
 use crate::launch::Launch;
@@ -32,7 +33,7 @@ pub(super) fn kernel_of(device: Capability) -> Option<&'static dyn LinearKernel>
 }
 
 /// Kernels of linear layers on a device.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct LinearKernels {
     /// Kernel that multiplies 16-bit tokens.
     pub bits16: &'static dyn LinearKernel,
@@ -40,6 +41,8 @@ pub struct LinearKernels {
     fp8: bool,
     /// Kernel that multiplies NVFP4 tokens. `None`: no such kernel runs on the device.
     nvfp4: Option<&'static dyn Products<Nvfp4>>,
+    /// Instances that the plan must not choose.
+    pub refused: Refused,
 }
 
 impl LinearKernels {
@@ -47,17 +50,23 @@ impl LinearKernels {
     pub fn of(device: Capability) -> Option<Self> {
         // Layers with FP8 and NVFP4 tokens use kernels of MoE layers.
         let MoeKernels { fp8, nvfp4, .. } = MoeKernels::of(device)?;
-        Some(Self { bits16: kernel_of(device)?, fp8: fp8.is_some(), nvfp4 })
+        Some(Self { bits16: kernel_of(device)?, fp8: fp8.is_some(), nvfp4, refused: Refused::default() })
+    }
+
+    /// Returns the same kernels without these instances.
+    pub fn without(self, refused: Refused) -> Self {
+        Self { refused, ..self }
     }
 
     /// Takes `given` as the kernel for 16-bit tokens if it is the name of one. A caller that provides code of a kernel
     /// selects it this way, even if the device prefers another.
     pub fn with_code_of(self, given: &str) -> Self {
-        kernel_named(given).map_or(self, |bits16| Self { bits16, ..self })
+        let bits16 = kernel_named(given).unwrap_or(self.bits16);
+        Self { bits16, ..self }
     }
 
     /// Returns the kernels that a layer with this token format needs. `None`: the device does not multiply this format.
-    pub fn of_format(self, format: TokenFormat) -> Option<FormatKernels> {
+    pub fn of_format(&self, format: TokenFormat) -> Option<FormatKernels> {
         match format {
             TokenFormat::Bits16 => Some(FormatKernels { product: self.bits16, all: vec![self.bits16] }),
             TokenFormat::Fp8 => {
@@ -73,7 +82,7 @@ impl LinearKernels {
     ///
     /// # Errors
     /// [`Error::NotComputed`] with the remedy, if the device does not multiply this format.
-    pub fn check(self, format: TokenFormat, device: &str) -> Result<FormatKernels, Error> {
+    pub fn check(&self, format: TokenFormat, device: &str) -> Result<FormatKernels, Error> {
         self.of_format(format).ok_or_else(|| Self::refusal(format, device))
     }
 
@@ -90,7 +99,7 @@ impl LinearKernels {
     /// # Errors
     /// If the values are not aligned; [`Error::TooLarge`] if the grid would need too many CTAs.
     pub fn pack(
-        self,
+        &self,
         sizes: &LinearSizes,
         tensor: [Address; 2],
         packed: Address,
@@ -108,20 +117,20 @@ impl LinearKernels {
     ///
     /// # Errors
     /// If the arguments are not aligned; [`Error::TooLarge`] if there are more tokens or tiles than a kernel can count;
-    /// [`Error::NotComputed`] if there is no kernel for the format of the tokens.
+    /// [`Error::NotComputed`] if there is no kernel for the format of the tokens, or no instance is left.
     pub fn launches(
-        self,
+        &self,
         layer: &PlacedLinear,
         arguments: &LinearArguments,
         workspace: Workspace,
         sms: u32,
     ) -> Result<Vec<Launch>, Error> {
         match workspace {
-            Workspace::None => Ok(vec![self.bits16.launch(layer, arguments, sms)?]),
-            Workspace::Fp8(rows) => Ok(linear_fp8::launches(layer, arguments, rows, sms)?.into()),
+            Workspace::None => Ok(vec![self.bits16.launch(layer, arguments, sms, &self.refused)?]),
+            Workspace::Fp8(rows) => Ok(linear_fp8::launches(layer, arguments, rows, sms, &self.refused)?.into()),
             Workspace::Nvfp4(rows) => {
                 let products = self.nvfp4.ok_or_else(|| Self::refusal(TokenFormat::Nvfp4, "this device"))?;
-                Ok(linear_nvfp4::launches(products, layer, arguments, rows, sms)?.into())
+                Ok(linear_nvfp4::launches(products, layer, arguments, rows, sms, &self.refused)?.into())
             }
         }
     }

@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 
 use kernels_gpu::linear::{BOX_BYTES, Launch as Parameter, PACK_ENTRY, Pack, TokenMap};
 
-pub use explain::explain;
+pub use explain::{check_left, explain, multiplying_entry};
 pub(super) use instance::{Cut, Instance, cycles_of_warps_alone};
 pub use kernels::{LinearKernels, kernel_named};
 
@@ -26,6 +26,7 @@ use super::group::Address;
 use super::kernel::{Entry, Kernel};
 use super::launch::{Grid, Launch, Parameter as LaunchParameter, output_code};
 use super::moe::operand_type;
+use super::refused::Refused;
 use super::tensor_map::MapArguments;
 use nvfp4_core::Error;
 use nvfp4_core::linear::LinearSizes;
@@ -46,29 +47,39 @@ pub trait LinearKernel: Kernel {
     }
 
     /// Returns the instance and tiling with the least estimated time for `m` tokens, not 0. Of several, the one with
-    /// the largest tiles.
-    fn cut(&self, sizes: &LinearSizes, m: u32, sms: u32) -> Cut {
+    /// the largest tiles. `None`: every instance for the layer is refused.
+    fn cut(&self, sizes: &LinearSizes, m: u32, sms: u32, refused: &Refused) -> Option<Cut> {
         let (n, k) = (sizes.n as u32, sizes.k as u32);
         let cycles = |cut: &Cut| Reverse(self.k_block_cycles(*cut, n, sms) * cut.k_blocks(k));
-        self.fitting(sizes).flat_map(|instance| instance.cuts(m)).max_by_key(cycles).expect("each type has instances")
+        self.fitting(sizes, refused).flat_map(|instance| instance.cuts(m)).max_by_key(cycles)
     }
 
-    /// Returns the instances for a layer's type and number of parts of K.
-    fn fitting(&self, sizes: &LinearSizes) -> std::vec::IntoIter<Instance> {
+    /// Returns the instances for a layer's type and number of parts of K that are not refused. Instances with another
+    /// number of parts give other bits, so they never replace these.
+    fn fitting(&self, sizes: &LinearSizes, refused: &Refused) -> std::vec::IntoIter<Instance> {
         let (parts, operand_type) = (self.parts(sizes.n as u32, sizes.k as u32), operand_type(sizes.dtype));
         let is_it = |of: &Instance| of.operand_type() == operand_type && of.parts() == parts;
-        self.instances().into_iter().filter(is_it).collect::<Vec<_>>().into_iter()
+        let is_left = |of: &Instance| is_it(of) && !refused.contains(of.entry());
+        self.instances().into_iter().filter(is_left).collect::<Vec<_>>().into_iter()
     }
 
     /// Returns the launch of a call with at least one token, on a device with `sms` SMs.
     ///
     /// # Errors
-    /// If the arguments are not aligned; [`Error::TooLarge`] if there are more tiles than a kernel can count.
-    fn launch(&self, layer: &PlacedLinear, arguments: &LinearArguments, sms: u32) -> Result<Launch, Error> {
+    /// If the arguments are not aligned; [`Error::TooLarge`] if there are more tiles than a kernel can count;
+    /// [`Error::NotComputed`] if every instance for the layer is refused.
+    fn launch(
+        &self,
+        layer: &PlacedLinear,
+        arguments: &LinearArguments,
+        sms: u32,
+        refused: &Refused,
+    ) -> Result<Launch, Error> {
         let PlacedLinear { sizes, packed: panels, alpha, bias, .. } = *layer;
         arguments.check(&sizes)?;
         let (m, n) = (arguments.token_count as u32, sizes.n as u32);
-        let cut @ Cut { instance, token_tiles, .. } = self.cut(&sizes, m, sms);
+        let cut = self.cut(&sizes, m, sms, refused).ok_or_else(|| refused.error(self))?;
+        let Cut { instance, token_tiles, .. } = cut;
         let ctas = Grid::blocks(cut.ctas(n))?;
         let parameter = Parameter {
             token_map: TokenMap([0; 16]),
@@ -201,14 +212,14 @@ pub(super) mod tests {
 
     /// Returns the entry that a kernel chooses for `m` tokens.
     pub fn entry(kernel: &dyn LinearKernel, n: usize, k: usize, m: u32, sms: u32) -> &'static str {
-        kernel.cut(&sizes(n, k), m, sms).instance.entry()
+        kernel.cut(&sizes(n, k), m, sms, &Refused::default()).unwrap().instance.entry()
     }
 
     /// Returns the launch of a call with `m` tokens and aligned addresses.
     pub fn launch(kernel: &dyn LinearKernel, n: usize, m: usize, sms: u32) -> Launch {
         let layer = PlacedLinear { sizes: sizes(n, 2048), packed: 0x100, alpha: 0, bias: 0, input_scale: 0 };
         let arguments = LinearArguments { token_count: m, tokens: 0x1000, token_pitch: 4096, output: 0x2000 };
-        kernel.launch(&layer, &arguments, sms).unwrap()
+        kernel.launch(&layer, &arguments, sms, &Refused::default()).unwrap()
     }
 
     #[test]
@@ -248,17 +259,17 @@ pub(super) mod tests {
     fn misaligned_addresses_and_pitches_are_refused() {
         let layer = PlacedLinear { sizes: sizes(64, 48), packed: 0x100, alpha: 0x80, bias: 0, input_scale: 0 };
         let right = LinearArguments { token_count: 2, tokens: 0x1000, token_pitch: 96, output: 0x2000 };
-        assert!(LinearSm90.launch(&layer, &right, 132).is_ok());
+        assert!(LinearSm90.launch(&layer, &right, 132, &Refused::default()).is_ok());
         for wrong in [
             LinearArguments { tokens: 0x1008, ..right },
             LinearArguments { token_pitch: 104, ..right },
             LinearArguments { token_pitch: 80, ..right },
             LinearArguments { output: 0x2002, ..right },
         ] {
-            let error = LinearSm90.launch(&layer, &wrong, 132).err().unwrap().to_string();
+            let error = LinearSm90.launch(&layer, &wrong, 132, &Refused::default()).err().unwrap().to_string();
             assert!(error.contains("of 16"), "{error}");
         }
         let many = LinearArguments { token_count: 1 << 32, ..right };
-        assert!(matches!(LinearSm90.launch(&layer, &many, 132), Err(Error::TooLarge)));
+        assert!(matches!(LinearSm90.launch(&layer, &many, 132, &Refused::default()), Err(Error::TooLarge)));
     }
 }

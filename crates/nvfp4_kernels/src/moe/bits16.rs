@@ -6,10 +6,11 @@ use super::projection::Projection;
 use super::tokens::Tokens;
 use crate::launch::Launch;
 use crate::products::Bits16;
+use nvfp4_core::Error;
 
 impl Chain<'_> {
     /// Returns the launch of a product on the fastest instance.
-    pub(super) fn bits16_product(&self, experts: &Experts<'_>, projection: Projection) -> Launch {
+    pub(super) fn bits16_product(&self, experts: &Experts<'_>, projection: Projection) -> Result<Launch, Error> {
         let ticket = projection.ticket(experts);
         let Projection { index, op, b, expert_bytes, alpha, bias, n, k, activation } = projection;
         let is_first = index == 0;

@@ -12,7 +12,7 @@ use super::{MoeArguments, PlacedMoe};
 use crate::expected::{expected_rows, expected_token_tiles};
 use crate::explain::Candidate;
 use crate::launch::Launch;
-use crate::products::{Operands, ProductInstance, ProductKind, Products};
+use crate::products::{Operands, ProductInstance, ProductKind, ProductSizes, Products};
 use nvfp4_core::Error;
 use nvfp4_core::problem::Op;
 
@@ -20,12 +20,12 @@ use nvfp4_core::problem::Op;
 ///
 /// # Errors
 /// [`Error::TooLarge`] if a grid would need too many CTAs; [`Error::NotComputed`] if there is no kernel for the format of
-/// the tokens.
+/// the tokens, or no instance is left for a product.
 pub fn launches(
     layer: &PlacedMoe,
     chunk: &MoeArguments,
     workspace: &Workspace,
-    kernels: MoeKernels,
+    kernels: &MoeKernels,
     sms: u32,
 ) -> Result<Vec<Launch>, Error> {
     let chain = Chain::new(layer, chunk, workspace, kernels, sms);
@@ -43,7 +43,7 @@ pub fn launches(
         for projection in [Projection::gate_up(&layer.sizes, experts), Projection::down(&layer.sizes, experts)] {
             match experts.tokens {
                 Tokens::Bits16 { .. } | Tokens::Bits16Sorted { .. } => {
-                    launches.push(chain.bits16_product(experts, projection));
+                    launches.push(chain.bits16_product(experts, projection)?);
                 }
                 Tokens::Fp8(rows) => launches.extend(chain.fp8_product(experts, projection, rows)?),
                 Tokens::Nvfp4(rows) => launches.extend(chain.nvfp4_product(experts, projection, rows)?),
@@ -58,7 +58,7 @@ pub fn launches(
 pub(super) struct Chain<'l> {
     pub layer: &'l PlacedMoe,
     pub arguments: &'l MoeArguments,
-    pub kernels: MoeKernels,
+    pub kernels: &'l MoeKernels,
     pub sms: u32,
     /// Experts that tokens name.
     pub routed: Experts<'l>,
@@ -71,7 +71,7 @@ impl<'l> Chain<'l> {
         layer: &'l PlacedMoe,
         arguments: &'l MoeArguments,
         workspace: &'l Workspace,
-        kernels: MoeKernels,
+        kernels: &'l MoeKernels,
         sms: u32,
     ) -> Self {
         let (sizes, tokens) = (&layer.sizes, arguments.token_count as u64);
@@ -111,16 +111,19 @@ impl<'l> Chain<'l> {
 
     /// Returns the launch of a product with these operands on the fastest instance. `early`: weights may be loaded early
     /// ([`ProductKind::early`]).
+    ///
+    /// # Errors
+    /// [`Error::NotComputed`] if every instance for this product is refused.
     pub fn product<O: Operands>(
         &self,
         products: &dyn Products<O>,
         experts: &Experts<'_>,
         (op, activation, early): (Op, &Activation, bool),
         operands: O,
-    ) -> Launch {
+    ) -> Result<Launch, Error> {
         let found = self.candidates(products, experts, (op, activation, early), [operands.columns(), operands.k()]);
-        let (instance, _) = found.first().expect("every kind of product has an instance of every tile size");
-        products.product(instance, operands, experts.rows, self.sms)
+        let (instance, _) = found.first().ok_or_else(|| self.kernels.refused.error(products))?;
+        Ok(products.product(instance, operands, experts.rows, self.sms))
     }
 
     /// Returns the instances for a product, the fastest first. `n`: columns of C. `k`: columns of the weights.
@@ -134,7 +137,8 @@ impl<'l> Chain<'l> {
         let token_tiles = expected_token_tiles(experts.expected_rows, experts.count().into(), experts.tile_tokens);
         let (operand_type, curves) = (operand_type_of(&self.layer.sizes), activation.is_curve());
         let kind = ProductKind { op, operand_type, curves, early };
-        products.candidates(kind, experts.tile_tokens, token_tiles, experts.count(), [n, k], self.sms)
+        let sizes = ProductSizes { experts: experts.count(), n, k };
+        products.candidates(kind, experts.tile_tokens, token_tiles, sizes, self.sms, &self.kernels.refused)
     }
 
     /// Whether a launch copies tokens to their sorted rows.

@@ -8,8 +8,10 @@ use super::tokens::Tokens;
 use super::weights::PackedWeights;
 use super::workspace::Workspace;
 use super::{MoeArguments, PlacedMoe};
+use crate::Refused;
 use crate::explain::{Choice, PlannedLaunch, matched};
 use crate::group::Address;
+use crate::kernel::Kernel as _;
 use crate::launch::ALIGNMENT;
 use nvfp4_core::Error;
 use nvfp4_core::moe::MoeSizes;
@@ -19,7 +21,7 @@ use nvfp4_core::moe::MoeSizes;
 /// # Errors
 /// [`Error::TooLarge`] if a grid would need too many CTAs; [`Error::NotComputed`] if there is no kernel for the format of
 /// the tokens.
-pub fn explain(sizes: &MoeSizes, tokens: usize, kernels: MoeKernels, sms: u32) -> Result<Vec<PlannedLaunch>, Error> {
+pub fn explain(sizes: &MoeSizes, tokens: usize, kernels: &MoeKernels, sms: u32) -> Result<Vec<PlannedLaunch>, Error> {
     // Nothing is read or written, so all memory may lie at one aligned address.
     const MEMORY: Address = ALIGNMENT;
     let PackedWeights { experts, shared, .. } = PackedWeights::at(sizes, MEMORY);
@@ -45,6 +47,44 @@ pub fn explain(sizes: &MoeSizes, tokens: usize, kernels: MoeKernels, sms: u32) -
     });
     let choices: Result<Vec<_>, Error> = choices.collect();
     Ok(matched(launches, choices?))
+}
+
+/// Returns the entries that multiply in a call: gate and up, then down, and the same of the shared expert.
+///
+/// # Errors
+/// The errors of [`explain`].
+pub fn multiplying_entries(
+    sizes: &MoeSizes,
+    tokens: usize,
+    kernels: &MoeKernels,
+    sms: u32,
+) -> Result<Vec<&'static str>, Error> {
+    let product = kernels.check(sizes.token_format, "this device")?.product;
+    let multiplies = |launch: &PlannedLaunch| {
+        let few = kernels.bits16.few().map(|few| few.name());
+        launch.kernel == product.name() || Some(launch.kernel) == few
+    };
+    Ok(explain(sizes, tokens, kernels, sms)?
+        .iter()
+        .filter(|launch| multiplies(launch))
+        .map(|of| of.grid.entry)
+        .collect())
+}
+
+/// Checks that the refused instances leave one for each product of a layer, whatever the number of tokens.
+///
+/// # Errors
+/// [`Error::NotComputed`] if they do not.
+pub fn check_left(sizes: &MoeSizes, kernels: &MoeKernels, sms: u32) -> Result<(), Error> {
+    each_size_of_tiles(&kernels.refused, |tokens| explain(sizes, tokens, kernels, sms).map(drop))
+}
+
+/// Plans calls of so many tokens that every size of tiles occurs, if instances are refused. Only the error of refused
+/// instances counts: the others depend on the number of tokens, and a call reports them.
+pub(crate) fn each_size_of_tiles(refused: &Refused, plan: impl Fn(usize) -> Result<(), Error>) -> Result<(), Error> {
+    let powers = if refused.is_empty() { 0 } else { 17 };
+    let errors = (0..powers).filter_map(|power| plan(1 << power).err());
+    errors.into_iter().find(|error| matches!(error, Error::NotComputed(_))).map_or(Ok(()), Err)
 }
 
 impl Chain<'_> {
@@ -88,7 +128,7 @@ mod tests {
             token_format,
             input_scales: false,
         };
-        explain(&sizes, tokens, MoeKernels::of(device).unwrap(), 132).unwrap()
+        explain(&sizes, tokens, &MoeKernels::of(device).unwrap(), 132).unwrap()
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Chain<'_> {
         };
         Ok([
             MoeQuantize.launch(quantize, self.layer.sizes.dtype)?,
-            self.product(self.kernels.fp8_products()?, experts, (op, &activation, false), operands),
+            self.product(self.kernels.fp8_products()?, experts, (op, &activation, false), operands)?,
         ])
     }
 }

@@ -5,6 +5,8 @@ use kernels_gpu::layer::moe_route::abi::Route;
 use kernels_gpu::sorted::ROW_MULTIPLE;
 
 use super::MoeArguments;
+use super::weights::operand_type_of;
+use crate::Refused;
 use crate::builds;
 use crate::kernel::Kernel;
 use crate::layer::moe_pack::MoePack;
@@ -14,15 +16,17 @@ use crate::layer::moe_route::MoeRoute;
 use crate::mma_sync::moe_few_sm90::MoeFewSm90;
 use crate::mma_sync::moe_nvfp4_sm120::MoeNvfp4Sm120;
 use crate::mma_sync::moe_sm80::MoeSm80;
-use crate::nvfp4_products::Nvfp4;
-use crate::products::{Bits16, Fp8, Products, SMALLEST_TILE};
+use crate::nvfp4_products::{Nvfp4, has_room};
+use crate::products::{
+    Bits16, Fp8, ProductKind, ProductSizes, Products, SMALLEST_TILE, may_be_sorted, tile_tokens_left,
+};
 use crate::tcgen05::moe_sm100::MoeSm100;
 use crate::wgmma::moe_fp8_sm90::MoeFp8Sm90;
 use crate::wgmma::moe_sm90::MoeSm90;
 use crate::wgmma::moe_sm120::MoeSm120;
 use nvfp4_core::Error;
 use nvfp4_core::moe::{Form, MoeSizes};
-use nvfp4_core::problem::TokenFormat;
+use nvfp4_core::problem::{Op, TokenFormat};
 
 /// Kernels that multiply 16-bit tokens. The first one that runs on a device is used; the last one runs everywhere.
 static BITS16: [&dyn Products<Bits16>; 3] = [&MoeSm120, &MoeSm90, &MoeSm80];
@@ -39,7 +43,7 @@ pub static FP8_KERNELS: [&dyn Kernel; 4] = [&MoePack, &MoeRoute, &MoeQuantize, &
 static NVFP4: [&dyn Products<Nvfp4>; 2] = [&MoeNvfp4Sm120, &MoeSm100];
 
 /// The kernels of a layer on a device.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct MoeKernels {
     /// Kernel that multiplies 16-bit tokens.
     pub bits16: &'static dyn Products<Bits16>,
@@ -49,6 +53,8 @@ pub struct MoeKernels {
     pub nvfp4: Option<&'static dyn Products<Nvfp4>>,
     /// Maximum CTAs of a cluster of `moe_route`: a limit of its build and of the GPU. 1: no clusters.
     pub largest_cluster: u32,
+    /// Instances that the plan must not choose.
+    pub refused: Refused,
 }
 
 /// Kernels of a layer with tokens in one format.
@@ -69,7 +75,12 @@ impl MoeKernels {
         let has_clusters = builds::find(MoeRoute.name(), device)?.arch().capability() >= (9, 0);
         let largest_cluster = if has_clusters { Route::PORTABLE_CLUSTER } else { 1 };
         let bits16 = BITS16.iter().copied().find(|&products| all_run(&of_bits16(products)))?;
-        Some(Self { bits16, fp8, nvfp4, largest_cluster })
+        Some(Self { bits16, fp8, nvfp4, largest_cluster, refused: Refused::default() })
+    }
+
+    /// Returns the same kernels without these instances.
+    pub fn without(self, refused: Refused) -> Self {
+        Self { refused, ..self }
     }
 
     /// Returns the same kernels for a GPU with clusters of up to `largest_cluster` CTAs.
@@ -78,18 +89,19 @@ impl MoeKernels {
     }
 
     /// Whether grids of `moe_route` overlap the grid before: builds with clusters do.
-    pub fn overlaps(self) -> bool {
+    pub fn overlaps(&self) -> bool {
         self.largest_cluster > 1
     }
 
     /// Returns the same kernels, with the kernel named `given` for 16-bit tokens if there is one of this name. So a caller who
     /// gives code can run a kernel that is not the first choice on a device.
     pub fn with_code_of(self, given: &str) -> Self {
-        products_named(given).map_or(self, |bits16| Self { bits16, ..self })
+        let bits16 = products_named(given).unwrap_or(self.bits16);
+        Self { bits16, ..self }
     }
 
     /// Returns all kernels of a layer with tokens in a format, if they run on the device.
-    pub fn of_format(self, format: TokenFormat) -> Option<FormatKernels> {
+    pub fn of_format(&self, format: TokenFormat) -> Option<FormatKernels> {
         match format {
             TokenFormat::Bits16 => Some(FormatKernels { product: self.bits16, all: of_bits16(self.bits16) }),
             TokenFormat::Fp8 => self.fp8.map(|product| FormatKernels { product, all: FP8_KERNELS.into() }),
@@ -99,16 +111,19 @@ impl MoeKernels {
 
     /// Returns the kernel that computes a chunk in two launches, if there is one and it supports the chunk: few 16-bit tokens,
     /// gated experts whose activation is no curve, and no shared expert.
-    pub fn few(self, sizes: &MoeSizes, chunk: &MoeArguments) -> Option<&'static MoeFewSm90> {
+    pub fn few(&self, sizes: &MoeSizes, chunk: &MoeArguments) -> Option<&'static MoeFewSm90> {
         let is_plain = sizes.token_format == TokenFormat::Bits16
             && matches!(sizes.activation.form(), Form::Formula(_))
             && sizes.shared_intermediate.is_none()
             && !chunk.weights_on_input;
-        self.bits16.few().filter(|few| is_plain && few.takes(sizes, chunk.token_count))
+        let tokens = chunk.token_count;
+        self.bits16
+            .few()
+            .filter(|few| is_plain && few.takes(sizes, tokens) && few.is_left(sizes.dtype, tokens, &self.refused))
     }
 
     /// Returns the default format of tokens: 16-bit, or NVFP4 on GPUs whose own kernels multiply only NVFP4.
-    pub fn default_format(self) -> TokenFormat {
+    pub fn default_format(&self) -> TokenFormat {
         let has_own = self.bits16.name() != MoeSm80.name();
         if self.nvfp4.is_some() && !has_own { TokenFormat::Nvfp4 } else { TokenFormat::Bits16 }
     }
@@ -117,7 +132,7 @@ impl MoeKernels {
     ///
     /// # Errors
     /// [`Error::NotComputed`] with the remedy, if they do not run on the device.
-    pub fn check(self, format: TokenFormat, device: &str) -> Result<FormatKernels, Error> {
+    pub fn check(&self, format: TokenFormat, device: &str) -> Result<FormatKernels, Error> {
         self.of_format(format).ok_or_else(|| self.refusal(format, device))
     }
 
@@ -125,7 +140,7 @@ impl MoeKernels {
     ///
     /// # Errors
     /// [`Error::NotComputed`] with the remedy, if there is none.
-    pub fn fp8_products(self) -> Result<&'static dyn Products<Fp8>, Error> {
+    pub fn fp8_products(&self) -> Result<&'static dyn Products<Fp8>, Error> {
         self.fp8.ok_or_else(|| self.refusal(TokenFormat::Fp8, "this device"))
     }
 
@@ -133,12 +148,12 @@ impl MoeKernels {
     ///
     /// # Errors
     /// [`Error::NotComputed`] with the remedy, if there is none.
-    pub fn nvfp4_products(self) -> Result<&'static dyn Products<Nvfp4>, Error> {
+    pub fn nvfp4_products(&self) -> Result<&'static dyn Products<Nvfp4>, Error> {
         self.nvfp4.ok_or_else(|| self.refusal(TokenFormat::Nvfp4, "this device"))
     }
 
     /// Returns the error for a format that the device has no kernel for.
-    fn refusal(self, format: TokenFormat, device: &str) -> Error {
+    fn refusal(&self, format: TokenFormat, device: &str) -> Error {
         let tokens = |format: TokenFormat| match format {
             TokenFormat::Bits16 => "16-bit tokens",
             TokenFormat::Fp8 => "FP8 tokens",
@@ -152,7 +167,7 @@ impl MoeKernels {
     }
 }
 
-/// Tiles of the rows of a chunk: a function of sizes alone.
+/// Tiles of the rows of a chunk: a function of sizes and of the instances that are left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowPlan {
     /// Tiles of the routed experts.
@@ -174,30 +189,56 @@ pub struct TilePlan {
 
 impl RowPlan {
     /// Returns the plan of a chunk of `tokens` tokens for these kernels.
-    pub fn new(sizes: &MoeSizes, tokens: usize, kernels: MoeKernels) -> Self {
-        let format = sizes.token_format;
-        let tiles = |rows: usize, experts: usize, intermediate: usize| {
-            let (rows, experts, k) = (rows as u64, experts as u64, intermediate as u32);
+    pub fn new(sizes: &MoeSizes, tokens: usize, kernels: &MoeKernels) -> Self {
+        let (format, refused) = (sizes.token_format, &kernels.refused);
+        let curves = matches!(sizes.activation.form(), Form::Curve(..));
+        let bits16 = kernels.bits16;
+        let tiles = |rows: usize, [named, experts]: [usize; 2], width: usize, sorted: [bool; 2]| {
+            let (rows, named, k) = (rows as u64, named as u64, width as u32);
+            let products = products(sizes, experts as u32, k, curves);
             let tile_tokens = match format {
                 TokenFormat::Bits16 => {
-                    let curves = matches!(sizes.activation.form(), Form::Curve(..));
-                    let [least, most] = kernels.bits16.tile_range(curves, sizes.experts as u32);
-                    kernels.bits16.tile_tokens(rows, experts, k).clamp(least, most)
+                    let [least, most] = bits16.tile_range(curves, sizes.experts as u32);
+                    let preferred = bits16.tile_tokens(rows, named, k).clamp(least, most);
+                    tile_tokens_left(bits16, preferred, &products, refused, |tile| {
+                        sorted[usize::from(bits16.sorts(tile))]
+                    })
                 }
                 // Without a kernel for the format there are no launches, and the tile does not matter.
-                TokenFormat::Fp8 => kernels.fp8.map_or(SMALLEST_TILE, |fp8| fp8.tile_tokens(rows, experts, k)),
-                TokenFormat::Nvfp4 => kernels.nvfp4.map_or(SMALLEST_TILE, |nvfp4| nvfp4.tile_tokens(rows, experts, k)),
+                TokenFormat::Fp8 => kernels.fp8.map_or(SMALLEST_TILE, |fp8| {
+                    tile_tokens_left(fp8, fp8.tile_tokens(rows, named, k), &products, refused, |_| true)
+                }),
+                TokenFormat::Nvfp4 => kernels.nvfp4.map_or(SMALLEST_TILE, |nvfp4| {
+                    let preferred = nvfp4.tile_tokens(rows, named, k);
+                    let has_room = |tile| has_room(rows, experts as u64, named, tile);
+                    tile_tokens_left(nvfp4, preferred, &products, refused, has_room)
+                }),
             };
-            let are_sorted = format == TokenFormat::Bits16 && kernels.bits16.sorts(tile_tokens);
+            let are_sorted = format == TokenFormat::Bits16 && bits16.sorts(tile_tokens);
             TilePlan { tile_tokens, are_sorted }
         };
-        let routed = tiles(tokens * sizes.top_k, sizes.named_experts, sizes.intermediate);
+        let (choices, named) = (tokens * sizes.top_k, sizes.named_experts);
+        // Whether rows may be unsorted and sorted: only some workspaces have room for sorted rows.
+        let may_be_sorted = |rows: usize, experts: usize| may_be_sorted(rows as u64, experts as u64);
+        let room_for_sorted = may_be_sorted(choices, named);
+        let routed = tiles(choices, [named, sizes.experts], sizes.intermediate, [true, room_for_sorted]);
         // All lists have the same row multiple. So if the routed rows are sorted, the shared expert's rows are too, however few.
         let least_shared = if routed.are_sorted { SMALLEST_TILE as usize + 1 } else { 0 };
-        let shared = sizes.shared_intermediate.map_or(routed, |width| tiles(tokens.max(least_shared), 1, width));
+        let sorted = [!routed.are_sorted, room_for_sorted || may_be_sorted(tokens, 1)];
+        let shared =
+            sizes.shared_intermediate.map_or(routed, |width| tiles(tokens.max(least_shared), [1, 1], width, sorted));
         let is_rounded = format == TokenFormat::Fp8 || routed.are_sorted;
         Self { routed, shared, row_multiple: if is_rounded { ROW_MULTIPLE } else { 1 } }
     }
+}
+
+/// Returns the products of experts with an intermediate of `width` columns: gate and up, or up alone, then down.
+fn products(sizes: &MoeSizes, experts: u32, width: u32, curves: bool) -> [(ProductKind, ProductSizes); 2] {
+    let op = if sizes.activation.has_gate() { Op::Gated } else { Op::Plain };
+    let (operand_type, hidden) = (operand_type_of(sizes), sizes.hidden as u32);
+    let down = ProductKind { op: Op::Plain, operand_type, curves: false, early: false };
+    let gate_up = ProductKind { op, curves, ..down };
+    [(gate_up, ProductSizes { experts, n: width, k: hidden }), (down, ProductSizes { experts, n: hidden, k: width })]
 }
 
 /// Returns all kernels of a layer with 16-bit tokens.
@@ -217,9 +258,9 @@ mod tests {
 
     #[test]
     fn a_device_gets_the_kernel_of_its_family() {
-        let name = |kernels: MoeKernels, format| kernels.check(format, "it").unwrap().product.name();
-        let of = |device| MoeKernels::of(device).map(|kernels| name(kernels, kernels.default_format()));
-        let of_nvfp4 = |device| name(MoeKernels::of(device).unwrap(), TokenFormat::Nvfp4);
+        let name = |kernels: &MoeKernels, format| kernels.check(format, "it").unwrap().product.name();
+        let of = |device| MoeKernels::of(device).map(|kernels| name(&kernels, kernels.default_format()));
+        let of_nvfp4 = |device| name(&MoeKernels::of(device).unwrap(), TokenFormat::Nvfp4);
         assert_eq!([(10, 0), (12, 1)].map(of_nvfp4), ["moe_sm100", "moe_nvfp4_sm120"]);
         let devices = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1), (99, 0)].map(of);
         let [portable, hopper, blackwell] = ["moe_sm80", "moe_sm90", "moe_sm100"].map(Some);

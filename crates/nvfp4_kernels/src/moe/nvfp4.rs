@@ -39,7 +39,7 @@ impl Chain<'_> {
         let (op, quantized) = (projection.op, (projection.index == 0 && quantizes_result).then_some(rows[1]));
         let operands = self.nvfp4_operands(experts, projection, rows, quantized);
         let early = self.is_early(experts, is_first);
-        launches.push(self.product(products, experts, (op, &operands.activation, early), operands));
+        launches.push(self.product(products, experts, (op, &operands.activation, early), operands)?);
         Ok(launches)
     }
 

@@ -47,7 +47,7 @@ impl StageParts {
         sizes: &MoeSizes,
         chunk: &MoeArguments,
         workspace: &Workspace,
-        kernels: MoeKernels,
+        kernels: &MoeKernels,
         mut read: impl FnMut(Address, usize) -> Result<Vec<u8>, Error>,
     ) -> Result<Self, Error> {
         let tokens = chunk.token_count;

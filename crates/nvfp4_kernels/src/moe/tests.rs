@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use bytemuck::AnyBitPattern;
+use gpu_arch::Capability;
 use kernels_gpu::curve::Curve;
 use kernels_gpu::epilogue::{self, NO_PARAMETERS, PARAMETERS};
 use kernels_gpu::layer::moe_quantize::abi::Quantize;
@@ -21,24 +22,35 @@ use kernels_gpu::wgmma::moe_fp8_sm90::abi::Launch as Fp8Product;
 
 use super::projection::activation_parameters;
 use super::*;
+use crate::Refused;
 use crate::launch::{Launch, output_code};
-use crate::mma_sync::moe_sm80::MoeSm80;
 use crate::products::{ProductInstance, ProductKind, Products as _};
-use crate::tcgen05::moe_sm100::MoeSm100;
 use crate::tensor_map::MapArguments;
-use crate::wgmma::moe_fp8_sm90::MoeFp8Sm90;
 use crate::wgmma::moe_sm90::MoeSm90;
-use crate::wgmma::moe_sm120::MoeSm120;
 use nvfp4_core::moe::Activation;
 use nvfp4_core::problem::{Op, TokenDtype, TokenFormat};
 
 const SMS: u32 = 132;
 
-const HOPPER: MoeKernels =
-    MoeKernels { bits16: &MoeSm90, fp8: Some(&MoeFp8Sm90), nvfp4: None, largest_cluster: Route::PORTABLE_CLUSTER };
-const CONSUMER: MoeKernels =
-    MoeKernels { bits16: &MoeSm120, fp8: None, nvfp4: None, largest_cluster: Route::PORTABLE_CLUSTER };
-const PORTABLE: MoeKernels = MoeKernels { bits16: &MoeSm80, fp8: None, nvfp4: None, largest_cluster: 1 };
+fn kernels_of(device: Capability) -> MoeKernels {
+    MoeKernels::of(device).unwrap()
+}
+
+fn hopper() -> MoeKernels {
+    kernels_of((9, 0))
+}
+
+fn blackwell() -> MoeKernels {
+    kernels_of((10, 0))
+}
+
+fn consumer() -> MoeKernels {
+    kernels_of((12, 0))
+}
+
+fn portable() -> MoeKernels {
+    kernels_of((8, 0))
+}
 
 /// Where the workspace lies, and the layer's weights.
 const WORKSPACE: Address = 0x10_0000_0000;
@@ -93,7 +105,7 @@ fn instance(launch: &Launch) -> ProductInstance {
 
 fn chain(sizes: MoeSizes, arguments: &MoeArguments) -> Vec<Launch> {
     let workspace = Workspace::at(&sizes, arguments.token_count, WORKSPACE);
-    launches(&layer(sizes), arguments, &workspace, HOPPER, SMS).unwrap()
+    launches(&layer(sizes), arguments, &workspace, &hopper(), SMS).unwrap()
 }
 
 #[test]
@@ -203,7 +215,7 @@ fn many_rows_per_expert_need_a_launch_that_expands_tokens() {
 
 #[test]
 fn lists_use_the_tile_size_of_their_instance() {
-    for kernels in [HOPPER, CONSUMER, PORTABLE] {
+    for kernels in [hopper(), consumer(), portable()] {
         let instances = kernels.bits16.instances();
         let tile_tokens = |launch: &Launch| {
             assert_eq!(launch.kernel, kernels.bits16.name());
@@ -216,7 +228,7 @@ fn lists_use_the_tile_size_of_their_instance() {
         for tokens in [1, 8, 100, 1000, 5000] {
             let (sizes, arguments) = (sizes(Some(1440)), arguments(tokens));
             let workspace = Workspace::at(&sizes, tokens, WORKSPACE);
-            let chain = launches(&layer(sizes), &arguments, &workspace, kernels, SMS).unwrap();
+            let chain = launches(&layer(sizes), &arguments, &workspace, &kernels, SMS).unwrap();
             let route: Route = parameter(&chain[0]);
             let of_lists = [route.tile_tokens, route.tile_tokens, route.shared_tile_tokens, route.shared_tile_tokens];
             // Before them, tokens may be expanded.
@@ -302,11 +314,10 @@ fn fp8_tokens_are_quantized_before_each_product() {
 #[test]
 fn nvfp4_tokens_are_quantized_before_each_product() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(Some(96)) };
-    let kernels =
-        MoeKernels { bits16: &MoeSm80, fp8: None, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
+    let kernels = blackwell();
     let experts = PlacedExperts { input_scales: [0xA00, 0xB00], ..EXPERTS };
     let (layer, workspace) = (PlacedMoe { experts, ..layer(sizes) }, Workspace::at(&sizes, 100, WORKSPACE));
-    let chain = launches(&layer, &arguments(100), &workspace, kernels, SMS).unwrap();
+    let chain = launches(&layer, &arguments(100), &workspace, &kernels, SMS).unwrap();
     assert_eq!(chain.len(), 10);
     let route: Route = parameter(&chain[0]);
     assert_eq!((route.tokens, route.row_multiple, route.tile_tokens), (0, 1, 16), "lists alone");
@@ -336,10 +347,9 @@ fn nvfp4_tokens_are_quantized_before_each_product() {
 #[test]
 fn few_nvfp4_tokens_need_no_launch_for_lists() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(None) };
-    let kernels =
-        MoeKernels { bits16: &MoeSm80, fp8: None, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
+    let kernels = blackwell();
     let (layer, workspace) = (layer(sizes), Workspace::at(&sizes, 300, WORKSPACE));
-    let chain = |tokens: usize| launches(&layer, &arguments(tokens), &workspace, kernels, SMS).unwrap();
+    let chain = |tokens: usize| launches(&layer, &arguments(tokens), &workspace, &kernels, SMS).unwrap();
     let entries = |tokens: usize| chain(tokens).iter().map(|launch| launch.grid.entry).collect::<Vec<_>>();
     let few = entries(100);
     assert_eq!(few.len(), 5);
@@ -366,13 +376,12 @@ fn nvfp4_product(launch: &Launch) -> (kernels_gpu::routed::Launch, Vec<MapArgume
 #[test]
 fn input_scales_let_gate_and_up_quantize_for_down() {
     let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, input_scales: true, ..sizes(Some(96)) };
-    let kernels =
-        MoeKernels { bits16: &MoeSm80, fp8: None, nvfp4: Some(&MoeSm100), largest_cluster: Route::PORTABLE_CLUSTER };
+    let kernels = blackwell();
     let experts = PlacedExperts { input_scales: [0xA00, 0xB00], ..EXPERTS };
     let (layer, workspace) = (PlacedMoe { experts, ..layer(sizes) }, Workspace::at(&sizes, 100, WORKSPACE));
     for keeps_stages in [false, true] {
         let layer = PlacedMoe { keeps_stages, ..layer };
-        let chain = launches(&layer, &arguments(100), &workspace, kernels, SMS).unwrap();
+        let chain = launches(&layer, &arguments(100), &workspace, &kernels, SMS).unwrap();
         assert_eq!(chain.len(), 8);
         let ((gated, _), (down, maps)) = (nvfp4_product(&chain[2]), nvfp4_product(&chain[3]));
         let QuantizedC { input_scales, values, scales, globals } = gated.quantized;
@@ -453,7 +462,7 @@ fn few_tokens_of_gated_experts_take_two_launches() {
 
     let kept = PlacedMoe { keeps_stages: true, ..layer(sizes(None)) };
     let workspace = Workspace::at(&sizes(None), 8, WORKSPACE);
-    let chain = launches(&kept, &arguments, &workspace, HOPPER, SMS).unwrap();
+    let chain = launches(&kept, &arguments, &workspace, &hopper(), SMS).unwrap();
     assert_eq!(parameter::<Down>(&chain[1]).rows, workspace.routed.rows);
 }
 
@@ -469,9 +478,9 @@ fn few_tokens_with_other_options_take_the_long_chain() {
     assert_eq!(count(sizes(Some(1440)), &arguments(1)), 6);
     assert_eq!(count(MoeSizes { activation: Activation::Relu2, ..sizes(None) }, &arguments(1)), 4);
     assert_eq!(count(of(1), &MoeArguments { weights_on_input: true, ..arguments(1) }), 4);
-    for kernels in [CONSUMER, PORTABLE] {
+    for kernels in [consumer(), portable()] {
         let workspace = Workspace::at(&sizes(None), 1, WORKSPACE);
-        assert_eq!(launches(&layer(sizes(None)), &arguments(1), &workspace, kernels, SMS).unwrap().len(), 4);
+        assert_eq!(launches(&layer(sizes(None)), &arguments(1), &workspace, &kernels, SMS).unwrap().len(), 4);
     }
 }
 
@@ -523,7 +532,7 @@ fn layer_without_gate_has_two_plain_products() {
     let bias = [0, 0x800, 0x900];
     let layer = PlacedMoe { experts: PlacedExperts { bias, ..EXPERTS }, ..layer(sizes) };
     let (arguments, workspace) = (arguments(100), Workspace::at(&sizes, 100, WORKSPACE));
-    let chain = launches(&layer, &arguments, &workspace, HOPPER, SMS).unwrap();
+    let chain = launches(&layer, &arguments, &workspace, &hopper(), SMS).unwrap();
     assert_eq!([&chain[1], &chain[2]].map(|launch| instance(launch).matrices), [1, 1]);
     let [up, down]: [Product; 2] = [&chain[1], &chain[2]].map(parameter);
     assert_eq!((up.b[0], up.alpha[0], up.bias), (0x1000, 0x200, [0x800, 0]));
@@ -552,7 +561,7 @@ fn curves_select_instances_with_curves() {
     // Few tokens too: the kernel for few tokens has no curves.
     for tokens in [1, 100] {
         let (arguments, workspace) = (arguments(tokens), Workspace::at(&sizes, tokens, WORKSPACE));
-        let chain = launches(&layer(sizes), &arguments, &workspace, HOPPER, SMS).unwrap();
+        let chain = launches(&layer(sizes), &arguments, &workspace, &hopper(), SMS).unwrap();
         let gate_up = chain.iter().find(|launch| launch.grid.entry.contains("gated")).unwrap();
         assert!(gate_up.grid.entry.ends_with("_curves"), "{}", gate_up.grid.entry);
         let product: Product = parameter(gate_up);
@@ -561,4 +570,53 @@ fn curves_select_instances_with_curves() {
             chain.iter().all(|launch| !launch.grid.entry.contains("plain") || !launch.grid.entry.ends_with("_curves"))
         );
     }
+}
+
+/// Returns the entries that multiply in a layer without a shared expert if some are refused, or the error.
+fn multiplying(
+    format: TokenFormat,
+    device: Capability,
+    tokens: usize,
+    refused: &[&str],
+) -> Result<Vec<&'static str>, String> {
+    let sizes = MoeSizes { token_format: format, ..sizes(None) };
+    let refused = refused.iter().map(|entry| ((*entry).to_owned(), "it hung".to_owned()));
+    let kernels = kernels_of(device).without(Refused::new(refused));
+    multiplying_entries(&sizes, tokens, &kernels, SMS).map_err(|error| error.to_string())
+}
+
+#[test]
+fn refused_instances_are_replaced_by_other_tiles() {
+    let bits16 = |tokens, refused: &[&str]| multiplying(TokenFormat::Bits16, (9, 0), tokens, refused);
+    // A chain of four launches replaces the chain of two, and other tiles replace tiles.
+    assert_eq!(bits16(1, &[]).unwrap(), ["moe_few_gate_up_bf16", "moe_few_down_bf16"]);
+    let four = ["moe_gated_bf16_t8_strips", "moe_plain_bf16_t8_strips"];
+    assert_eq!(bits16(1, &["moe_few_down_bf16"]).unwrap(), four);
+    assert_eq!(bits16(1, &["moe_few_down_f16"]).unwrap(), ["moe_few_gate_up_bf16", "moe_few_down_bf16"]);
+    assert_eq!(bits16(4000, &[]).unwrap(), ["moe_gated_bf16_t128", "moe_plain_bf16_t128"]);
+    let both = bits16(4000, &["moe_gated_bf16_t128"]).unwrap();
+    assert!(both[0] == "moe_gated_bf16_t64" && both[1].starts_with("moe_plain_bf16_t64"), "{both:?}");
+
+    let nvfp4 = |tokens, refused: &[&str]| multiplying(TokenFormat::Nvfp4, (10, 0), tokens, refused);
+    assert_eq!(nvfp4(4000, &[]).unwrap(), ["moe_sm100_gated_t128", "moe_sm100_plain_t128"]);
+    assert_eq!(nvfp4(4000, &["moe_sm100_plain_t128"]).unwrap(), ["moe_sm100_gated_t64", "moe_sm100_plain_t64"]);
+    assert_eq!(nvfp4(100, &["moe_sm100_plain_t16_early"]).unwrap(), ["moe_sm100_gated_t16", "moe_sm100_plain_t16"]);
+    // A workspace has no room for so many tiles of 16 tokens.
+    let error = nvfp4(4000, &["moe_sm100_plain_t128", "moe_sm100_plain_t64"]).unwrap_err();
+    assert!(
+        error.starts_with("no instance of moe_sm100 is left for these sizes") && error.contains("it hung"),
+        "{error}"
+    );
+    assert!(nvfp4(100, &["moe_sm100_plain_t128", "moe_sm100_plain_t64"]).is_ok());
+}
+
+#[test]
+fn layer_with_too_few_instances_is_found_before_a_call() {
+    let sizes = MoeSizes { token_format: TokenFormat::Nvfp4, ..sizes(None) };
+    let check = |refused: &[&str]| {
+        let refused = refused.iter().map(|entry| ((*entry).to_owned(), "it hung".to_owned()));
+        check_left(&sizes, &blackwell().without(Refused::new(refused)), SMS)
+    };
+    assert!(check(&[]).is_ok() && check(&["moe_sm100_plain_t128"]).is_ok());
+    assert!(check(&["moe_sm100_plain_t128", "moe_sm100_plain_t64"]).is_err());
 }

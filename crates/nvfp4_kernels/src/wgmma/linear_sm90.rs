@@ -86,6 +86,7 @@ fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Refused;
     use crate::linear::tests::{entry, launch, sizes};
     use crate::linear::{LinearArguments, PlacedLinear};
 
@@ -116,7 +117,7 @@ mod tests {
     /// Three tiles of 88 tokens keep 120 of 132 SMs busy, two tiles of 128 tokens only 80.
     #[test]
     fn tokens_are_cut_so_that_more_sms_work() {
-        let tiles = |n, m| LinearSm90.cut(&sizes(n, 5120), m, 132).token_tiles;
+        let tiles = |n, m| LinearSm90.cut(&sizes(n, 5120), m, 132, &Refused::default()).unwrap().token_tiles;
         assert_eq!([tiles(5120, 256), tiles(5120, 512), tiles(4096, 512), tiles(4096, 4096)], [3, 3, 4, 16]);
     }
 
@@ -128,7 +129,8 @@ mod tests {
         {
             for m in [1, 8, 9, 16, 32, 33, 64, 128, 129, 256, 512, 4096, 65536] {
                 for sms in [1, 78, 114, 132] {
-                    assert_eq!(LinearSm90.cut(&sizes(n, k), m, sms).instance.parts(), parts, "{m} tokens of {n}×{k}");
+                    let cut = LinearSm90.cut(&sizes(n, k), m, sms, &Refused::default()).unwrap();
+                    assert_eq!(cut.instance.parts(), parts, "{m} tokens of {n}×{k}");
                 }
             }
         }
@@ -140,7 +142,7 @@ mod tests {
             let sizes = sizes(4096, 14336);
             let layer = PlacedLinear { sizes, packed: 0x100, alpha: 0, bias: 0, input_scale: 0 };
             let arguments = LinearArguments { token_count: m, tokens: 0x1000, token_pitch: 28672, output: 0x2000 };
-            LinearSm90.launch(&layer, &arguments, 132).unwrap().grid
+            LinearSm90.launch(&layer, &arguments, 132, &Refused::default()).unwrap().grid
         };
         for m in [1, 8, 32, 64, 128] {
             assert_eq!((grid(m).blocks, grid(m).cluster), (128, 2), "{m} tokens");

@@ -23,7 +23,7 @@ use nvfp4_kernels::builds::{self, Build};
 use nvfp4_kernels::kernel::{Entry as KernelEntry, Kernel};
 use nvfp4_kernels::launch::Grid;
 use nvfp4_kernels::variant::Variant;
-use nvfp4_kernels::{GroupedKernel, Subject};
+use nvfp4_kernels::{GroupedKernel, Refused, Subject};
 
 /// Properties of a device that can be read without making a context on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,8 @@ pub struct DeviceInfo {
     pub driver: String,
     /// Default kernel and the architecture that it is compiled for. `None` if no kernel runs by default.
     pub kernel: Option<(&'static str, &'static str)>,
-    /// For each kernel made for this device that is not the default, the reason.
+    /// For each kernel made for this device that is not the default, the reason; for each kernel that is used without some
+    /// of its instances, these instances.
     pub notes: Vec<String>,
 }
 
@@ -88,6 +89,7 @@ struct Found {
     info: DeviceInfo,
     standing: Standing,
     default: Option<GroupedKernel>,
+    refused: Refused,
 }
 
 /// Reads the properties of device `ordinal`, which must be less than the result of [`cuda_driver::probe`].
@@ -104,7 +106,8 @@ fn find(ordinal: u32, options: Options) -> Result<Found, Error> {
         code: Code::new(options.cubins, options.code)?,
         verdicts: options.verdicts,
     };
-    let (default, notes) = standing.default_kernel();
+    let refused = standing.refused();
+    let (default, notes) = standing.default_kernel(&refused);
     let info = DeviceInfo {
         ordinal,
         name,
@@ -117,7 +120,7 @@ fn find(ordinal: u32, options: Options) -> Result<Found, Error> {
             .map(|build| (build.kernel, build.arch)),
         notes,
     };
-    Ok(Found { device, info, standing, default })
+    Ok(Found { device, info, standing, default, refused })
 }
 
 /// CUDA version of the driver and, if Linux reports it, the version of the driver's kernel module: the compiler in the
@@ -167,6 +170,8 @@ pub(super) struct Device {
     pub default: GroupedKernel,
     /// The kernels that may run here, and their code.
     pub standing: Standing,
+    /// Instances that failed self-tests here. The plan does not choose them.
+    pub refused: Refused,
     /// Loaded kernels. Declared before `context`, so that they are unloaded first.
     modules: Mutex<HashMap<&'static str, Module>>,
     context: Context,
@@ -175,7 +180,7 @@ pub(super) struct Device {
 impl Device {
     /// Opens device `ordinal`. Fails if no kernel runs on it.
     pub fn open(ordinal: u32, options: Options) -> Result<Self, Error> {
-        let Found { device, info, standing, default } = find(checked(ordinal)?, options)?;
+        let Found { device, info, standing, default, refused } = find(checked(ordinal)?, options)?;
         let default = default.ok_or_else(|| {
             let (major, minor) = info.capability;
             Error::NoDevice(match &info.notes[..] {
@@ -184,7 +189,7 @@ impl Device {
             })
         })?;
         let context = check(Context::new(device), || label(&info))?;
-        Ok(Self { info, default, standing, modules: Mutex::default(), context })
+        Ok(Self { info, default, standing, refused, modules: Mutex::default(), context })
     }
 
     /// Returns the variant that runs the code given as a file. Without a given file, returns the variant unchanged.

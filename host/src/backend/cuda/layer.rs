@@ -67,9 +67,9 @@ impl CudaLayer {
     pub(super) fn new(device: Arc<Device>, variant: Variant, weights: &Weights<'_>) -> Result<Self, Error> {
         device.make_current()?;
         // Load first, so that a kernel that cannot be loaded is reported before gigabytes are copied.
-        let launcher = Launcher::new(variant, device.default, weights)?;
+        let launcher = Launcher::new(variant, device.default, weights)?.without(device.refused.clone());
         let kernel = GroupedKernel::named(launcher.kernel().name()).expect("the launcher's kernel computes groups");
-        device.standing.check_groups(kernel, launcher.op(), variant)?;
+        device.standing.check_groups(kernel, launcher.op(), variant, &device.refused)?;
         let mut functions = Vec::new();
         for kernel in launcher.kernels() {
             for entry in kernel.entries().into_iter().filter(|entry| entry.serves(launcher.op())) {

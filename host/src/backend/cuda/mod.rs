@@ -205,6 +205,16 @@ impl Cuda {
         Ok(launcher)
     }
 
+    /// Returns the entries that multiply in a call of an MoE layer on a device with `sms` SMs, in order.
+    pub(crate) fn moe_entries(&self, sizes: &MoeSizes, tokens: usize, sms: u32) -> Result<Vec<&'static str>, Error> {
+        MoeLauncher::new(self.device.clone())?.multiplying_entries(sizes, tokens, sms)
+    }
+
+    /// Returns the entry that multiplies in a call of a linear layer on a device with `sms` SMs.
+    pub(crate) fn linear_entry(&self, sizes: &LinearSizes, tokens: usize, sms: u32) -> Result<&'static str, Error> {
+        LinearLauncher::new(self.device.clone())?.multiplying_entry(sizes, tokens, sms)
+    }
+
     /// Makes a launcher that packs and launches MoE layers whose weights and workspace are in the caller's memory.
     /// Loads the kernels for 16-bit tokens; packing for another token format loads the kernels of that format. No
     /// kernel is therefore loaded while a stream is captured.
@@ -244,7 +254,7 @@ impl Backend for Cuda {
     }
 
     fn moe_token_format(&self) -> TokenFormat {
-        MoeKernels::of(self.device.info.capability).map_or_else(Default::default, MoeKernels::default_format)
+        MoeKernels::of(self.device.info.capability).map_or_else(Default::default, |kernels| kernels.default_format())
     }
 
     fn prepare_linear<'w>(&self, weights: &LinearWeights<'w>) -> Result<Box<dyn Layer<Linear> + 'w>, Error> {

@@ -62,6 +62,7 @@ impl CudaMoeLayer {
         device.make_current()?;
         let launcher = MoeLauncher::new(device.clone())?;
         let kernel = launcher.load(sizes.token_format)?.name();
+        launcher.check_left(&sizes)?;
         // SAFETY: every byte is written before a call reads it.
         let weights = device.check(unsafe { DeviceBuffer::uninitialized(weight_bytes(&sizes)) })?;
         let map = expert_map.map(|map| device.check(DeviceBuffer::from_slice(map))).transpose()?;
@@ -342,7 +343,7 @@ impl CudaMoeLayer {
         stages: &mut Stages,
     ) -> Result<(), Error> {
         let workspace = Workspace::at(&self.placed.sizes, chunk.token_count, self.workspace.address());
-        let kernels = self.launcher.kernels;
+        let kernels = &self.launcher.kernels;
         let parts = StageParts::read(&self.placed.sizes, chunk, &workspace, kernels, |address, bytes| {
             let mut read = vec![0u8; bytes];
             if bytes > 0 {

@@ -1,5 +1,6 @@
 //! Decides which kernels may compute on a GPU: kernels verified on GPUs of its kind, and kernels whose self-test has
-//! passed on this GPU. Kernels that failed the self-test are not used.
+//! passed on this GPU. Instances that failed the self-test are not used, and a kernel without another instance is not
+//! used either.
 //!
 //! This file only reads verdicts. It runs no kernel and starts no process: that would take seconds, and an engine must
 //! not wait when it opens a device.
@@ -11,15 +12,16 @@ use std::path::{Path, PathBuf};
 
 use gpu_arch::Capability;
 
-use super::verdicts::{Tried, Verdict, Verdicts};
+use super::verdicts::{FailedPart, Tried, Verdict, Verdicts};
 use crate::Error;
 use crate::problem::Op;
 use nvfp4_kernels::builds::{self, Build};
+use nvfp4_kernels::kernel::Kernel;
 use nvfp4_kernels::linear::kernel_named;
 use nvfp4_kernels::moe::products_named;
-use nvfp4_kernels::subject::{Subject, UNFUSED, part_of};
+use nvfp4_kernels::subject::{Subject, UNFUSED, odd_part_of, part_of};
 use nvfp4_kernels::variant::{LaunchSchedule, Variant};
-use nvfp4_kernels::{GroupedKernel, kernel_of};
+use nvfp4_kernels::{GroupedKernel, Refused, kernel_of};
 
 /// A GPU, the code that runs on it, and the verdicts on this code.
 pub(super) struct Standing {
@@ -157,12 +159,25 @@ impl Standing {
         self.verdicts.read(&self.tried(subject)?)
     }
 
+    /// Returns the instances that have failed self-tests on this GPU, with reasons. The plan does not choose them.
+    pub fn refused(&self) -> Refused {
+        let verdicts =
+            Subject::of_card(self.card.capability).filter_map(|subject| self.verdict(subject).ok().flatten());
+        Refused::new(verdicts.flat_map(|verdict| {
+            verdict.failed.into_iter().flat_map(|failed| {
+                let reason = failed.to_string();
+                failed.instances.into_iter().map(move |entry| (entry, reason.clone()))
+            })
+        }))
+    }
+
     /// Returns the default kernel for groups: the first kernel that is proven or has passed its self-test, or `None`.
-    /// Also returns a note for each kernel that would come before the default, with the reason why it is not used.
-    pub fn default_kernel(&self) -> (Option<GroupedKernel>, Vec<String>) {
+    /// Also returns a note for each kernel that would come before the default, with the reason why it is not used, and
+    /// for each subject whose instances are partly left out.
+    pub fn default_kernel(&self, refused: &Refused) -> (Option<GroupedKernel>, Vec<String>) {
         let (mut notes, mut default) = (Vec::new(), None);
         for kernel in GroupedKernel::all().filter(|kernel| Subject::Groups(*kernel).runs_on(self.card.capability)) {
-            match self.why_not(Subject::Groups(kernel), |part| is_chosen(kernel, part)) {
+            match self.why_not(Subject::Groups(kernel), refused) {
                 None => {
                     default = Some(kernel);
                     break;
@@ -172,7 +187,32 @@ impl Standing {
         }
         let instead = default.map_or("nothing".into(), |kernel| kernel.name().to_owned());
         notes.iter_mut().for_each(|note| note.push_str(&format!("; until then {instead} computes")));
+        notes.extend(self.left_out(refused));
         (default, notes)
+    }
+
+    /// Returns a note for each kernel that is used without some of its instances.
+    fn left_out<'r>(&'r self, refused: &'r Refused) -> impl Iterator<Item = String> + 'r {
+        let used = Subject::of_card(self.card.capability).filter(|subject| self.why_not(*subject, refused).is_none());
+        let mut kernels: Vec<&dyn Kernel> = Vec::new();
+        for kernel in used.filter_map(|subject| subject.kernels(self.card.capability)).flatten() {
+            if kernels.iter().all(|other| other.name() != kernel.name()) {
+                kernels.push(kernel);
+            }
+        }
+        kernels.into_iter().filter_map(|kernel| {
+            let out: Vec<_> = refused.of(kernel).map(|(entry, reason)| format!("{entry} ({reason})")).collect();
+            let serve = kernel.entries().len() - out.len();
+            (!out.is_empty()).then(|| {
+                format!(
+                    "{} is used without instances that have failed their self-test on {}: {}; {serve} other entries \
+                     serve; run `nvfp4 selftest --again` to repeat the test",
+                    kernel.name(),
+                    self.card.words(),
+                    out.join(", ")
+                )
+            })
+        })
     }
 
     /// Refuses a subject that must not be used by default.
@@ -180,15 +220,16 @@ impl Standing {
     /// # Errors
     /// [`Error::NotComputed`] with the reason and the remedy.
     pub fn check(&self, subject: Subject) -> Result<(), Error> {
-        self.why_not(subject, |_| true).map_or(Ok(()), |note| Err(Error::NotComputed(note)))
+        self.why_not(subject, &Refused::default()).map_or(Ok(()), |note| Err(Error::NotComputed(note)))
     }
 
-    /// Returns the reason why a subject is not used by default, or `None` if it is used. Only failures of parts that
-    /// are `of_interest` count.
-    fn why_not(&self, subject: Subject, of_interest: impl FnMut(&str) -> bool) -> Option<String> {
+    /// Returns the reason why a subject is not used by default, or `None` if it is used. A kernel of groups is used if it
+    /// serves both operations without the refused instances, and a layer's kernels if no part has failed that belongs to
+    /// all instances.
+    fn why_not(&self, subject: Subject, refused: &Refused) -> Option<String> {
         let (name, card) = (subject.name(), self.card.words());
         match self.verdict(subject) {
-            Ok(Some(verdict)) => verdict.failure(of_interest).map(|failed| {
+            Ok(Some(verdict)) => failure(subject, &verdict, refused).map(|failed| {
                 format!(
                     "{name} has failed its self-test on {card} ({failed}); run `nvfp4 selftest --again` to \
                      repeat the test, or use --force (Verdicts::Ignored) to ignore its verdict"
@@ -203,26 +244,37 @@ impl Standing {
         }
     }
 
-    /// Refuses a variant whose instances have failed on this GPU: the named instance or, if none is named, any instance
-    /// that may be chosen.
+    /// Refuses a variant whose instance has failed on this GPU. If the variant names none, refuses a kernel without an
+    /// instance that serves the operation.
     ///
     /// # Errors
     /// [`Error::Invalid`] with the reason and the remedy.
-    pub fn check_groups(&self, kernel: GroupedKernel, op: Op, variant: Variant) -> Result<(), Error> {
-        let named = variant.instance.map(|name| part_of(op, name));
-        self.refuse(kernel, |part| match &named {
-            Some(named) => part == named,
-            None => part.starts_with(op.name()) && is_chosen(kernel, part),
+    pub fn check_groups(
+        &self,
+        kernel: GroupedKernel,
+        op: Op,
+        variant: Variant,
+        refused: &Refused,
+    ) -> Result<(), Error> {
+        self.refuse(kernel, |verdict| match variant.instance {
+            Some(name) => {
+                verdict.failure(|failed| failed.part == part_of(op, name) || failed.part == odd_part_of(op, name))
+            }
+            None => failure_of_op(kernel, op, verdict, refused),
         })?;
         if variant.schedule == LaunchSchedule::Unfused {
-            self.refuse(GroupedKernel::portable(), |part| part == UNFUSED)?;
+            self.refuse(GroupedKernel::portable(), |verdict| verdict.failure(|failed| failed.part == UNFUSED))?;
         }
         Ok(())
     }
 
-    fn refuse(&self, kernel: GroupedKernel, of_interest: impl FnMut(&str) -> bool) -> Result<(), Error> {
+    fn refuse(
+        &self,
+        kernel: GroupedKernel,
+        failure: impl for<'v> FnOnce(&'v Verdict) -> Option<&'v FailedPart>,
+    ) -> Result<(), Error> {
         let Ok(Some(verdict)) = self.verdict(Subject::Groups(kernel)) else { return Ok(()) };
-        verdict.failure(of_interest).map_or(Ok(()), |failed| {
+        failure(&verdict).map_or(Ok(()), |failed| {
             Err(Error::Invalid(format!(
                 "{} has failed its self-test on {} ({failed}); choose another kernel, or use --force \
                  (Verdicts::Ignored)",
@@ -239,10 +291,22 @@ impl Card {
     }
 }
 
-/// Whether a part of a kernel's self-test runs an instance that is chosen by default.
-fn is_chosen(kernel: GroupedKernel, part: &str) -> bool {
-    [Op::Gated, Op::Plain].into_iter().any(|op| {
-        let chosen = |name: &&str| kernel.get().chosen(op, name);
-        kernel.instances(op).into_iter().filter(chosen).any(|name| part_of(op, name) == part)
-    })
+/// Returns the failed part because of which a subject is not used, if there is one.
+fn failure<'v>(subject: Subject, verdict: &'v Verdict, refused: &Refused) -> Option<&'v FailedPart> {
+    match subject {
+        Subject::Groups(kernel) => {
+            [Op::Gated, Op::Plain].into_iter().find_map(|op| failure_of_op(kernel, op, verdict, refused))
+        }
+        _ => verdict.failure(|failed| failed.instances.is_empty()),
+    }
+}
+
+/// Returns the first failed part of an operation that a kernel does not serve without the refused instances.
+fn failure_of_op<'v>(kernel: GroupedKernel, op: Op, verdict: &'v Verdict, refused: &Refused) -> Option<&'v FailedPart> {
+    let kernel = kernel.get();
+    let is_chosen = |failed: &FailedPart| {
+        let mut names = kernel.instances(op).into_iter().filter(|name| kernel.chosen(op, name));
+        names.any(|name| part_of(op, name) == failed.part)
+    };
+    (!kernel.serves(op, refused)).then(|| verdict.failure(is_chosen)).flatten()
 }

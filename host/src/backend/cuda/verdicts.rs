@@ -62,6 +62,9 @@ pub struct FailedPart {
     pub part: String,
     /// Reason of the failure.
     pub why: String,
+    /// Entries that the plan does not choose because of this failure. Empty: the failure belongs to no instance that the
+    /// plan chooses.
+    pub instances: Vec<String>,
 }
 
 /// Maximum size of a verdict's file. A verdict takes some kilobytes.
@@ -147,8 +150,8 @@ impl Tried {
 
 impl Verdict {
     /// Returns the first failed part that is `of_interest`.
-    pub fn failure(&self, mut of_interest: impl FnMut(&str) -> bool) -> Option<&FailedPart> {
-        self.failed.iter().find(|failed| of_interest(&failed.part))
+    pub fn failure(&self, of_interest: impl Fn(&FailedPart) -> bool) -> Option<&FailedPart> {
+        self.failed.iter().find(|failed| of_interest(failed))
     }
 }
 
@@ -170,7 +173,11 @@ mod tests {
             capability: (10, 0),
             driver: "13.0 (580.65)".into(),
         };
-        let failed = FailedPart { part: "gated t8".into(), why: "1 of 9 elements is wrong".into() };
+        let failed = FailedPart {
+            part: "gated t8".into(),
+            why: "1 of 9 elements is wrong".into(),
+            instances: vec!["gated_sm100_t8".into()],
+        };
         Verdict { tried, passed: vec!["plain t8".into()], failed: vec![failed] }
     }
 

@@ -222,14 +222,20 @@ impl Emulated {
     pub(super) fn moe_kernels(&self) -> MoeKernels {
         let kernels =
             MoeKernels::of(self.capability).expect("they run on every architecture that has a kernel of groups");
-        self.given.as_ref().map_or(kernels, |(given, _)| kernels.with_code_of(given))
+        match &self.given {
+            Some((given, _)) => kernels.with_code_of(given),
+            None => kernels,
+        }
     }
 
     /// Kernels of a linear layer.
     pub(super) fn linear_kernels(&self) -> LinearKernels {
         let kernels =
             LinearKernels::of(self.capability).expect("they run on every architecture that has a kernel of groups");
-        self.given.as_ref().map_or(kernels, |(given, _)| kernels.with_code_of(given))
+        match &self.given {
+            Some((given, _)) => kernels.with_code_of(given),
+            None => kernels,
+        }
     }
 
     /// Build of a kernel for this device.

@@ -195,7 +195,7 @@ impl EmulatedMoeLayer {
             let workspace = self.workspace.as_ref().expect("made above");
             workspace.poison(&mut self.device);
             let workspace = workspace.of(&sizes, chunk.token_count);
-            for launch in &moe::launches(&layer, &chunk, &workspace, self.kernels, self.gpu.sms)? {
+            for launch in &moe::launches(&layer, &chunk, &workspace, &self.kernels, self.gpu.sms)? {
                 let done = self.gpu.launch(&mut self.device, launch, &mut self.step)?;
                 launched += 1;
                 match &mut counters {
@@ -205,7 +205,7 @@ impl EmulatedMoeLayer {
             }
             if let Some(stages) = &mut output.stages {
                 let read = |address, bytes| Ok(read(&self.device, address, bytes));
-                StageParts::read(&sizes, &chunk, &workspace, self.kernels, read)?.write(step, first, stages);
+                StageParts::read(&sizes, &chunk, &workspace, &self.kernels, read)?.write(step, first, stages);
             }
         }
         Ok((launched, counters.expect("a step with tokens launches something")))

@@ -84,7 +84,7 @@ impl GatedSm120 {
         let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
         let instance = match request.instance {
             Some(index) => plan::instances(request.op).nth(index).expect("the index is below the number of instances"),
-            None => plan::choose(request.op, &sizes),
+            None => plan::choose(request.op, &sizes, &request.refused).ok_or_else(|| request.refused.error(self))?,
         };
         let tiles = plan::tiles(instance, &sizes)?;
         let blocks = plan::blocks(tiles.len() as u32, request.sms);
@@ -116,6 +116,7 @@ fn describe(instance: Instance, group: &PlacedGroup, writer: &mut Writer<'_>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Refused;
     use crate::group::PlacedMatrix;
     use nvfp4_core::problem::TokenDtype;
     use nvfp4_core::shape;
@@ -128,6 +129,10 @@ mod tests {
             alpha: [1.0; 2],
             output: 0x4000,
         }
+    }
+
+    fn request(op: Op) -> Request {
+        Request { op, instance: None, out_dtype: TokenDtype::F16, sms: 170, refused: Refused::default() }
     }
 
     /// Returns the tensor maps of a launch in the order of encoding, and its groups.
@@ -146,7 +151,7 @@ mod tests {
     #[test]
     fn group_with_tokens_has_a_token_map() {
         let groups = [group(7, 72, 320), group(0, 8, 320), group(9, 8, 320)];
-        let request = Request { op: Op::Gated, instance: None, out_dtype: TokenDtype::F16, sms: 170 };
+        let request = request(Op::Gated);
         let launch = GatedSm120.launch(&request, &groups).unwrap();
         let (maps, described) = described(&launch, 3);
         assert_eq!(maps, [7, 9].map(|m| MapArguments::values(0x1000, m, 320, 256, 16)));
@@ -168,7 +173,7 @@ mod tests {
             for op in [Op::Gated, Op::Plain] {
                 let of = |sizes: &nvfp4_core::problem::Group| group(sizes.m as u32, sizes.n as u32, sizes.k as u32);
                 let groups: Vec<_> = shape.groups.iter().map(of).collect();
-                let request = Request { op, instance: None, out_dtype: TokenDtype::F16, sms: 170 };
+                let request = request(op);
                 let launch = GatedSm120.launch(&request, &groups).unwrap();
                 assert!((1..=170).contains(&launch.grid.blocks), "{}", shape.name);
                 assert_eq!(described(&launch, 0).0.len(), groups.iter().filter(|group| group.sizes.m > 0).count());

@@ -2,6 +2,7 @@
 
 use kernels_gpu::mma_sync::gated_sm120::abi::{INSTANCES, Instance, Tile};
 
+use crate::Refused;
 use crate::group::Sizes;
 use crate::kernel::op_of;
 use crate::tiles::{self, weights_read};
@@ -13,11 +14,12 @@ pub(super) fn instances(op: Op) -> impl Iterator<Item = Instance> {
     INSTANCES.iter().copied().filter(move |instance| op_of(instance.matrices) == op)
 }
 
-/// Returns the instance that reads weights least often. Among equals, the smallest tile wins, because it has the most
-/// stages.
-pub(super) fn choose(op: Op, groups: &[Sizes]) -> Instance {
+/// Returns the instance that reads weights least often, if one is not refused. Among equals, the smallest tile wins,
+/// because it has the most stages.
+pub(super) fn choose(op: Op, groups: &[Sizes], refused: &Refused) -> Option<Instance> {
     let reads = |instance: &Instance| weights_read(groups, instance.tile_tokens);
-    instances(op).min_by_key(|instance| (reads(instance), instance.tile_tokens)).expect("every operation has instances")
+    let left = instances(op).filter(|instance| !refused.contains(instance.entry));
+    left.min_by_key(|instance| (reads(instance), instance.tile_tokens))
 }
 
 /// Returns every tile of every group.
@@ -57,7 +59,7 @@ mod tests {
         for (sizes, expected) in sizes {
             let groups: Vec<_> = sizes.iter().map(|&m| group(m, 256)).collect();
             for op in [Op::Gated, Op::Plain] {
-                assert_eq!(choose(op, &groups).tile_tokens, expected, "{sizes:?}");
+                assert_eq!(choose(op, &groups, &Refused::default()).unwrap().tile_tokens, expected, "{sizes:?}");
             }
         }
     }

@@ -8,6 +8,7 @@ use kernels_gpu::mma_sync::moe_few_sm90::abi::{
     ONE_DOWN_ENTRIES, ONE_GATE_UP_ENTRIES,
 };
 
+use crate::Refused;
 use crate::expected::{expected_rows, expected_token_tiles};
 use crate::kernel::{Entry, Kernel};
 use crate::launch::{Grid, Launch, entry_of};
@@ -57,6 +58,13 @@ impl MoeFewSm90 {
         let rows = expected_rows(choices, sizes.experts as u64, named);
         let hit = expected_token_tiles(rows, sizes.experts as u64, MAX_TOKENS);
         tokens == 1 || hit * (3 * sizes.intermediate * sizes.hidden) as u64 <= MOST_WEIGHTS
+    }
+
+    /// Whether no entry that computes `tokens` tokens of a type is refused.
+    pub fn is_left(&self, dtype: TokenDtype, tokens: usize, refused: &Refused) -> bool {
+        let (of_any, of_one) = ([GATE_UP_ENTRIES, DOWN_ENTRIES], [ONE_GATE_UP_ENTRIES, ONE_DOWN_ENTRIES]);
+        let entries = of_any.into_iter().chain(of_one.into_iter().filter(|_| tokens == 1));
+        entries.map(|names| entry_of(names, dtype)).all(|entry| !refused.contains(entry))
     }
 
     /// Returns the launch of gate and up.

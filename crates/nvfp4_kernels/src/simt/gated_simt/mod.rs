@@ -67,6 +67,10 @@ impl Grouped for GatedSimt {
         NAMES.map(|(name, _)| name).into()
     }
 
+    fn entry(&self, op: Op, name: &str) -> Option<&'static str> {
+        NAMES.into_iter().find(|(of_tile, _)| *of_tile == name).map(|(_, tile)| instance(op, tile).entry)
+    }
+
     fn launches(
         &self,
         request: &Request,
@@ -82,7 +86,10 @@ impl GatedSimt {
     fn launch(&self, request: &Request, groups: &[PlacedGroup]) -> Result<Launch, Error> {
         let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
         let tile = match request.instance {
-            None => plan::choose(&sizes),
+            None => {
+                let is_left = |tile| !request.refused.contains(instance(request.op, tile).entry);
+                plan::choose(&sizes, is_left).ok_or_else(|| request.refused.error(self))?
+            }
             Some(index) => NAMES[index].1,
         };
         let instance = instance(request.op, tile);

@@ -12,6 +12,7 @@ use kernels_gpu::tcgen05::gated_sm100::abi::{
     self, BOX_BYTES, BOX_TOKENS, INSTANCES, Instance, K_ALIGNMENT, Store, TILE_ROWS,
 };
 
+use crate::Refused;
 use crate::group::{PlacedGroup, Sizes};
 use crate::kernel::{Entry, Grouped, Kernel, Request, instance_name};
 use crate::launch::{Grid, Launch, Parameter, Scratch, Writer, output_code};
@@ -62,6 +63,19 @@ impl Grouped for GatedSm100 {
         plan::candidates(op).any(|instance| instance_name(self, op, instance.entry) == name)
     }
 
+    fn odd_above(&self, op: Op, name: &str) -> Option<u32> {
+        let instance = plan::instances(op).find(|instance| instance_name(self, op, instance.entry) == name)?;
+        // Tiles with fewer tokens than a column of scales support one tile only.
+        (instance.allows(u32::MAX) && !plan::has_even_tiles(instance)).then_some(instance.tile_tokens)
+    }
+
+    /// Only tiles that start at even columns of scales support any number of tokens, and only an unsplit K any number of
+    /// tiles.
+    fn serves(&self, op: Op, refused: &Refused) -> bool {
+        let is_left = |of: &Instance| of.splits == 1 && !refused.contains(of.entry) && plan::has_even_tiles(*of);
+        plan::candidates(op).any(|instance| is_left(&instance))
+    }
+
     fn launches(
         &self,
         request: &Request,
@@ -92,7 +106,8 @@ impl GatedSm100 {
         let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
         let instance = match request.instance {
             Some(index) => self.named(request.op, index, &sizes)?,
-            None => plan::choose(request.op, &sizes, request.sms),
+            None => plan::choose(request.op, &sizes, request.sms, &request.refused)
+                .ok_or_else(|| request.refused.error(self))?,
         };
         let tiles = plan::tiles(instance, &sizes)?;
         let grid = Grid {
@@ -178,7 +193,7 @@ mod tests {
     fn request(op: Op, name: Option<&str>, sms: u32) -> Request {
         let index = |name| GatedSm100.instances(op).iter().position(|of_kernel| *of_kernel == name);
         let instance = name.map(|name| index(name).expect("the instance exists"));
-        Request { op, instance, out_dtype: TokenDtype::F16, sms }
+        Request { op, instance, out_dtype: TokenDtype::F16, sms, refused: Refused::default() }
     }
 
     /// Returns the tensor maps of a launch in the order of encoding, and the groups of its tiles.

@@ -5,6 +5,7 @@ use kernels_gpu::tcgen05::gated_sm100::abi::{
     Halves, INSTANCES, Instance, K_BLOCK_BYTES, MMAS_PER_K_BLOCK, N_STEP, Roles, Store, Tile,
 };
 
+use crate::Refused;
 use crate::group::Sizes;
 use crate::kernel::op_of;
 use crate::tiles;
@@ -35,18 +36,23 @@ pub(super) fn candidates(op: Op) -> impl Iterator<Item = Instance> {
     instances(op).filter(plain_design)
 }
 
-/// Returns the instance that is fastest on a B200 according to [`cycles`]. Among equals, the smallest tile wins, then
-/// the most stages.
-pub(super) fn choose(op: Op, groups: &[Sizes], sms: u32) -> Instance {
+/// Whether every tile of tokens of an instance starts at an even column of scales, whatever the number of tokens.
+pub(super) fn has_even_tiles(instance: Instance) -> bool {
+    instance.tile_tokens.is_multiple_of(FIRST_TOKEN_ALIGNMENT)
+}
+
+/// Returns the instance that is fastest on a B200 according to [`cycles`], if one is not refused. Among equals, the
+/// smallest tile wins, then the most stages.
+pub(super) fn choose(op: Op, groups: &[Sizes], sms: u32, refused: &Refused) -> Option<Instance> {
     let fits = |instance: &Instance| {
         let one_tile = groups.iter().all(|group| group.m <= instance.tile_tokens);
-        one_tile || instance.tile_tokens.is_multiple_of(FIRST_TOKEN_ALIGNMENT)
+        one_tile || has_even_tiles(*instance)
     };
     let preference = |instance: &Instance| {
         (cycles(*instance, groups, sms), instance.tile_tokens, std::cmp::Reverse(instance.stages))
     };
-    let candidates = candidates(op).filter(|instance| instance.blocks_of_tile() <= sms.max(1));
-    candidates.filter(fits).min_by_key(preference).expect("tiles of 64 tokens support any number of tokens")
+    let is_left = |instance: &Instance| instance.blocks_of_tile() <= sms.max(1) && !refused.contains(instance.entry);
+    candidates(op).filter(is_left).filter(fits).min_by_key(preference)
 }
 
 /// Bytes per cycle that one SM takes in, and that L2 delivers to all SMs of a B200: `intake` and `l2-bandwidth` of
@@ -162,11 +168,15 @@ mod tests {
         Sizes { m, n, k: 320 }
     }
 
+    fn chosen(op: Op, groups: &[Sizes], sms: u32) -> Instance {
+        choose(op, groups, sms, &Refused::default()).unwrap()
+    }
+
     #[test]
     fn one_sm_reads_weights_once_and_many_work_in_pairs() {
         let chosen = |sizes: &[u32], sms| {
             let groups: Vec<_> = sizes.iter().map(|&m| group(m, 256)).collect();
-            choose(Op::Gated, &groups, sms).entry.strip_prefix("gated_sm100_").unwrap()
+            chosen(Op::Gated, &groups, sms).entry.strip_prefix("gated_sm100_").unwrap()
         };
         let sizes: [(&[u32], [&str; 2]); 6] = [
             (&[1, 0, 8], ["t8", "t64_apart"]),
@@ -229,7 +239,7 @@ mod tests {
         ];
         for (name, expected) in DEFAULTS {
             let shape = shape::find(name).unwrap();
-            let instance = choose(shape.op, &groups_of(&shape), B200_SMS);
+            let instance = chosen(shape.op, &groups_of(&shape), B200_SMS);
             assert_eq!(instance.entry, expected, "{name}");
             let tiles = tiles(instance, &groups_of(&shape)).unwrap();
             assert!(tiles.iter().all(|tile| tile.first_token.is_multiple_of(FIRST_TOKEN_ALIGNMENT)));
@@ -240,7 +250,7 @@ mod tests {
     fn most_products_of_ragged_groups_are_useful() {
         for (name, least) in [("moe-1", 0.98), ("moe-2", 0.94), ("moe-3", 1.0), ("moe-4", 1.0)] {
             let groups = groups_of(&shape::find(name).unwrap());
-            let instance = choose(Op::Gated, &groups, B200_SMS);
+            let instance = chosen(Op::Gated, &groups, B200_SMS);
             let (mut useful, mut issued) = (0, 0);
             for tile in tiles(instance, &groups).unwrap() {
                 let Sizes { n, k, .. } = groups[tile.group as usize];
@@ -256,7 +266,7 @@ mod tests {
     #[test]
     fn groups_with_the_most_tokens_come_first() {
         let groups = [group(8, 128), group(0, 128), group(64, 256), group(9, 128)];
-        let tiles = tiles(choose(Op::Gated, &groups, B200_SMS), &groups).unwrap();
+        let tiles = tiles(chosen(Op::Gated, &groups, B200_SMS), &groups).unwrap();
         assert_eq!(tiles.iter().map(|tile| tile.group).collect::<Vec<_>>(), [2, 2, 3, 0]);
     }
 

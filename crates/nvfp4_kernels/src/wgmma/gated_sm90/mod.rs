@@ -86,7 +86,8 @@ impl Grouped for GatedSm90 {
         for groups in products {
             let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
             plans.push(match request.instance {
-                None => plan::best(request.op, &sizes, request.sms)?,
+                None => plan::best(request.op, &sizes, request.sms, &request.refused)?
+                    .ok_or_else(|| request.refused.error(self))?,
                 Some(index) => plan::with(plan::instance(request.op, index), &sizes, request.sms)?,
             });
         }
@@ -160,6 +161,7 @@ fn describe(group: &PlacedGroup, decoded: Option<Address>) -> abi::Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Refused;
     use nvfp4_core::problem::TokenDtype;
 
     fn group(m: u32, n: u32, k: u32) -> PlacedGroup {
@@ -190,7 +192,7 @@ mod tests {
     fn product_overlaps_the_launch_that_decodes_its_tokens() {
         let request = |name| {
             let instance = GatedSm90.instances(Op::Gated).iter().position(|of_kernel| *of_kernel == name);
-            Request { op: Op::Gated, instance, out_dtype: TokenDtype::F16, sms: 4 }
+            Request { op: Op::Gated, instance, out_dtype: TokenDtype::F16, sms: 4, refused: Refused::default() }
         };
         for (instance, overlaps) in [("t16", vec![false]), ("t64", vec![false, true])] {
             let products = [vec![group(7, 72, 320)]];

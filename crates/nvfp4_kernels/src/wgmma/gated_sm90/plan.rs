@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use kernels_gpu::wgmma::gated_sm90::abi::{CORE_MATRIX_ROWS, INSTANCES, Instance, K_BLOCK};
 
+use crate::Refused;
 use crate::group::Sizes;
 use crate::kernel::op_of;
 use nvfp4_core::Error;
@@ -63,12 +64,12 @@ pub(super) struct Tile {
     pub next: u32,
 }
 
-/// Returns the plan that ends first on a device with `sms` SMs.
+/// Returns the plan that ends first on a device with `sms` SMs. `None`: every instance is refused.
 ///
 /// # Errors
 /// [`Error::TooLarge`] if there are too many tiles.
-pub(super) fn best(op: Op, groups: &[Sizes], sms: u32) -> Result<Plan, Error> {
-    choose(op, groups, sms).deal(groups, sms)
+pub(super) fn best(op: Op, groups: &[Sizes], sms: u32, refused: &Refused) -> Result<Option<Plan>, Error> {
+    choose(op, groups, sms, refused).map(|cut| cut.deal(groups, sms)).transpose()
 }
 
 /// Returns the plan of an instance with groups cut into tiles of nearly equal size.
@@ -202,9 +203,9 @@ fn remove(kinds: &mut Kinds, fewer: [(u64, u64); 2]) {
 
 /// Returns the cut with which the SMs end first. Among equals, the largest tiles win, because they read weights least
 /// often.
-fn choose(op: Op, groups: &[Sizes], sms: u32) -> Cut {
+fn choose(op: Op, groups: &[Sizes], sms: u32, refused: &Refused) -> Option<Cut> {
     let largest = groups.iter().map(|group| group.m).max().unwrap_or(0);
-    let sizes = instances(op).flat_map(|instance| {
+    let sizes = instances(op).filter(|instance| !refused.contains(instance.entry)).flat_map(|instance| {
         let most = instance.tile_tokens / 2 + CORE_MATRIX_ROWS..=instance.tile_tokens;
         most.step_by(CORE_MATRIX_ROWS as usize).map(move |most| (instance, most))
     });
@@ -213,9 +214,9 @@ fn choose(op: Op, groups: &[Sizes], sms: u32) -> Cut {
     let cuts =
         sizes.filter(|&(_, most)| most <= enough).map(|(instance, most)| (most, Cut::even(instance, most, groups)));
     let time = |(most, cut): &(u32, Cut)| (finish(&cut.kinds(groups), sms), Reverse(*most));
-    let (_, mut cut) = cuts.min_by_key(time).expect("every operation has instances");
+    let (_, mut cut) = cuts.min_by_key(time)?;
     cut.refine(groups, sms);
-    cut
+    Some(cut)
 }
 
 /// Time per SM if the work were distributed evenly.
@@ -341,6 +342,10 @@ mod tests {
         Sizes { m, n, k }
     }
 
+    fn chosen(op: Op, groups: &[Sizes]) -> Cut {
+        choose(op, groups, SMS, &Refused::default()).unwrap()
+    }
+
     /// Returns the gated instance with tiles of 128 tokens.
     fn t128() -> Instance {
         *INSTANCES.iter().find(|instance| instance.entry == "gated_sm90_t128").unwrap()
@@ -348,14 +353,14 @@ mod tests {
 
     #[test]
     fn tiles_fit_the_tokens_of_a_group() {
-        let most = |sizes: [u32; 8]| choose(Op::Gated, &sizes.map(|m| group(m, 4096, 7168)), SMS).instance.tile_tokens;
+        let most = |sizes: [u32; 8]| chosen(Op::Gated, &sizes.map(|m| group(m, 4096, 7168))).instance.tile_tokens;
         assert_eq!([1, 16, 64, 128].map(|m| most([m; 8])), [16, 16, 64, 128]);
         assert_eq!(most([80, 176, 128, 72, 64, 248, 96, 160]), 128);
     }
 
     #[test]
     fn group_of_few_tiles_gets_narrow_tiles() {
-        let narrow = |m, n| choose(Op::Gated, &[group(m, n, 7168)], SMS).instance.narrow;
+        let narrow = |m, n| chosen(Op::Gated, &[group(m, n, 7168)]).instance.narrow;
         // 128 narrow tiles; 128 wide tiles; 96 narrow tiles; 120 wide tiles of 104 tokens.
         assert_eq!(
             [narrow(256, 4096), narrow(512, 4096), narrow(256, 3072), narrow(512, 3072)],
@@ -439,7 +444,7 @@ mod tests {
                 shape.groups.iter().map(|sizes| group(sizes.m as u32, sizes.n as u32, sizes.k as u32)).collect();
             let time = |cut: &Cut| finish(&cut.kinds(&groups), SMS);
             let even = Cut::even(t128(), 128, &groups);
-            let chosen = choose(Op::Gated, &groups, SMS);
+            let chosen = chosen(Op::Gated, &groups);
             assert!(time(&chosen) < time(&even), "{name}");
         }
     }
@@ -450,7 +455,7 @@ mod tests {
             for op in [Op::Gated, Op::Plain] {
                 let groups: Vec<_> =
                     shape.groups.iter().map(|sizes| group(sizes.m as u32, sizes.n as u32, sizes.k as u32)).collect();
-                let plan = best(op, &groups, SMS).unwrap();
+                let plan = best(op, &groups, SMS, &Refused::default()).unwrap().unwrap();
                 assert!(plan.blocks > 0 && plan.blocks <= SMS, "{}", shape.name);
                 assert!(plan.blocks as usize <= plan.tiles.len());
             }
@@ -460,7 +465,7 @@ mod tests {
     #[test]
     fn too_many_tiles_are_refused() {
         let huge = group(u32::MAX, 1 << 20, 32);
-        assert!(matches!(best(Op::Gated, &[huge], SMS), Err(Error::TooLarge)));
-        assert!(matches!(best(Op::Gated, &[huge; 64], SMS), Err(Error::TooLarge)));
+        assert!(matches!(best(Op::Gated, &[huge], SMS, &Refused::default()), Err(Error::TooLarge)));
+        assert!(matches!(best(Op::Gated, &[huge; 64], SMS, &Refused::default()), Err(Error::TooLarge)));
     }
 }

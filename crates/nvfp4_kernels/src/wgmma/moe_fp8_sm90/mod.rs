@@ -6,6 +6,7 @@ mod fake;
 use kernels_gpu::units::OperandType;
 use kernels_gpu::wgmma::moe_fp8_sm90::abi::{self, INSTANCES, Instance};
 
+use crate::Refused;
 use crate::kernel::{Entry, Kernel, op_of};
 use crate::products::{Fp8, ProductInstance, Products};
 use nvfp4_core::problem::Op;
@@ -58,14 +59,14 @@ fn k_block_cycles(instance: &Instance) -> u64 {
 }
 
 /// Returns the instance for a linear layer with `columns` columns of C: the instance whose tiles end first. Among
-/// equals, the wider tiles win, because they read tokens less often.
-pub(crate) fn for_linear(tokens: u64, columns: u32, sms: u32) -> ProductInstance {
+/// equals, the wider tiles win, because they read tokens less often. `None`: every instance is refused.
+pub(crate) fn for_linear(tokens: u64, columns: u32, sms: u32, refused: &Refused) -> Option<ProductInstance> {
     let cycles = |of: &&Instance| {
         let tiles = tokens.div_ceil(of.tile_tokens.into()) * u64::from(columns.div_ceil(of.columns()));
         (tiles.div_ceil(sms.into()) * k_block_cycles(of), of.is_narrow())
     };
-    let plain = INSTANCES.iter().filter(|of| op_of(of.matrices) == Op::Plain);
-    product_instance(plain.min_by_key(cycles).expect("there are plain instances"))
+    let plain = INSTANCES.iter().filter(|of| op_of(of.matrices) == Op::Plain && !refused.contains(of.entry));
+    plain.min_by_key(cycles).map(product_instance)
 }
 
 fn product_instance(of: &Instance) -> ProductInstance {
@@ -126,7 +127,8 @@ mod tests {
             (128, 132 * 256, "moe_fp8_plain_t128"),
             (4096, 4096, "moe_fp8_plain_t256"),
         ] {
-            assert_eq!(for_linear(tokens, columns, 132).entry, expected, "{tokens} tokens, {columns} columns");
+            let instance = for_linear(tokens, columns, 132, &Refused::default()).unwrap();
+            assert_eq!(instance.entry, expected, "{tokens} tokens, {columns} columns");
         }
     }
 }

@@ -17,7 +17,7 @@ use nvfp4_kernels::kernel::Kernel;
 use nvfp4_kernels::launch::{ALIGNMENT, Launch};
 use nvfp4_kernels::linear::weights::PackedWeights;
 use nvfp4_kernels::linear::workspace::Workspace;
-use nvfp4_kernels::linear::{LinearArguments, LinearKernels};
+use nvfp4_kernels::linear::{self, LinearArguments, LinearKernels};
 use nvfp4_kernels::{Subject, builds};
 
 /// A weight in device memory, in the order of a checkpoint: one projection, or several on top of each other, as engines keep q, k
@@ -106,6 +106,7 @@ impl LinearLauncher {
             }
             None => kernels,
         };
+        let kernels = kernels.without(device.refused.clone());
         Ok(Self { kernels, functions: Arc::default(), device })
     }
 
@@ -120,6 +121,16 @@ impl LinearLauncher {
             place.get_or_init(|| functions.into());
         }
         Ok(kernels.product)
+    }
+
+    /// Returns the entry that multiplies in a call on a device with `sms` SMs.
+    pub(in crate::backend::cuda) fn multiplying_entry(
+        &self,
+        sizes: &LinearSizes,
+        tokens: usize,
+        sms: u32,
+    ) -> Result<&'static str, Error> {
+        linear::multiplying_entry(sizes, tokens, &self.kernels, sms)
     }
 
     /// Bytes of a layer's packed weights, a multiple of 256. The sizes must be [valid](LinearSizes::check).
@@ -164,6 +175,7 @@ impl LinearLauncher {
     ) -> Result<(), Error> {
         sizes.check()?;
         self.load(sizes.token_format)?;
+        linear::check_left(sizes, &self.kernels, self.device.info.sms)?;
         tensor.check(sizes)?;
         check_aligned("packed weights", weights)?;
         let PackedWeights { invalid, layer, .. } = PackedWeights::at(sizes, weights);

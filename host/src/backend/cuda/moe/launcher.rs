@@ -167,6 +167,7 @@ impl MoeLauncher {
             }
             None => kernels,
         };
+        let kernels = kernels.without(device.refused.clone());
         Ok(Self { kernels, largest_cluster: Arc::default(), functions: Arc::default(), device })
     }
 
@@ -183,6 +184,22 @@ impl MoeLauncher {
             place.get_or_init(|| functions.into());
         }
         Ok(kernels.product)
+    }
+
+    /// Returns the entries that multiply in a call on a device with `sms` SMs: gate and up, then down, and the same of the
+    /// shared expert.
+    pub(in crate::backend::cuda) fn multiplying_entries(
+        &self,
+        sizes: &MoeSizes,
+        tokens: usize,
+        sms: u32,
+    ) -> Result<Vec<&'static str>, Error> {
+        moe::multiplying_entries(sizes, tokens, &self.kernels, sms)
+    }
+
+    /// Checks that the instances that failed self-tests leave one for each product of a layer.
+    pub(super) fn check_left(&self, sizes: &MoeSizes) -> Result<(), Error> {
+        moe::check_left(sizes, &self.kernels, self.device.info.sms)
     }
 
     /// Returns the CTAs of the largest cluster in which this GPU makes lists. The context is current.
@@ -214,6 +231,7 @@ impl MoeLauncher {
     ) -> Result<(), Error> {
         sizes.check()?;
         self.load(sizes.token_format)?;
+        self.check_left(sizes)?;
         if shared.is_some() != sizes.shared_intermediate.is_some() {
             return Err(Error::Invalid(
                 "pass both the tensors of a shared expert and its intermediate size in the sizes, or neither".into(),
@@ -446,12 +464,12 @@ impl MoeLauncher {
         workspace: CUdeviceptr,
         stream: CUstream,
     ) -> Result<usize, Error> {
-        let kernels =
-            self.largest_cluster.get().map_or(self.kernels, |&blocks| self.kernels.with_largest_cluster(blocks));
+        let largest_cluster = self.largest_cluster.get().copied().unwrap_or(self.kernels.largest_cluster);
+        let kernels = self.kernels.clone().with_largest_cluster(largest_cluster);
         let mut count = 0;
         for (_, chunk) in moe::chunks(&layer.sizes, arguments)? {
             let workspace = Workspace::at(&layer.sizes, chunk.token_count, workspace);
-            for launch in moe::launches(layer, &chunk, &workspace, kernels, self.device.info.sms)? {
+            for launch in moe::launches(layer, &chunk, &workspace, &kernels, self.device.info.sms)? {
                 // SAFETY: the caller guarantees the stream and the memory that parameters point to. The device keeps the functions'
                 // modules loaded.
                 unsafe { self.ready(&launch)?.queue(&self.device, stream)? };

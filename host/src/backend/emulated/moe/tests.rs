@@ -11,8 +11,9 @@ use crate::format::Matrix;
 use crate::generate::Generator;
 use crate::moe::generate::{self, Routing};
 use crate::moe::{ExpertTransforms, LayerShape, shape};
-use crate::problem::TokenDtype;
+use crate::problem::{TokenDtype, TokenFormat};
 use crate::transform::TokenTransform;
+use nvfp4_kernels::Refused;
 use nvfp4_kernels::launch::output_code;
 use nvfp4_kernels::layer::moe_pack::MoePack;
 use nvfp4_kernels::layer::moe_pack::row_order::RowOrder;
@@ -76,7 +77,7 @@ fn layers_with_different_routing_share_a_workspace() {
             for i in 0..2 {
                 let (sizes, arguments) = (weights[i].sizes(), placed[i].arguments);
                 let workspace = workspace.of(&sizes, 21);
-                for launch in moe::launches(&layers[i], &arguments, &workspace, kernels, gpu.sms).unwrap() {
+                for launch in moe::launches(&layers[i], &arguments, &workspace, &kernels, gpu.sms).unwrap() {
                     gpu.launch(&mut device, &launch, &mut keep).unwrap();
                 }
             }
@@ -163,6 +164,44 @@ fn device_and_host_pack_units_alike() {
             let of_host: Vec<u8> =
                 matrices.iter().flat_map(|matrix| pack(matrix, order, operand_type(dtype))).collect();
             assert!(device.download::<u8>(to) == of_host, "{rows}×{k} {order:?} {dtype:?}");
+        }
+    }
+}
+
+/// An instance that failed a self-test is replaced by one with other tiles, for which the lists and the workspace have
+/// room.
+#[test]
+fn bits_are_the_same_without_any_instance() {
+    for (arch, formats) in [
+        ("sm_90a", &[TokenFormat::Bits16, TokenFormat::Fp8][..]),
+        ("sm_100f", &[TokenFormat::Nvfp4]),
+        ("sm_120f", &[TokenFormat::Bits16, TokenFormat::Nvfp4]),
+        ("sm_80", &[TokenFormat::Bits16]),
+    ] {
+        let gpu = Emulated::new(arch, Options { sms: Some(3), ..Options::default() }).unwrap();
+        for (&format, tokens) in formats.iter().flat_map(|format| [5, 40, 130].map(|tokens| (format, tokens))) {
+            let shape = r#"{"hidden": 208, "intermediate": 256, "experts": 2, "top_k": 1, "shared_intermediate": 128, "tokens": 1}"#;
+            let shape = layer_shape(shape).with_token_format(format);
+            let weights = generate::weights(&shape, Generator::Gaussian, TokenDtype::Bf16, 1, &|| ()).unwrap();
+            let inputs =
+                generate::inputs(&shape, Generator::Gaussian, Routing::Uniform, TokenDtype::Bf16, tokens, 1).unwrap();
+            let step = MoeStep::new(&weights, inputs).unwrap();
+            let run = |refused: &[&str]| {
+                let mut layer = EmulatedMoeLayer::new(gpu.clone(), &weights).unwrap();
+                let refused = refused.iter().map(|entry| ((*entry).to_owned(), "it hung".to_owned()));
+                layer.kernels = layer.kernels.without(Refused::new(refused));
+                let entries = moe::multiplying_entries(&weights.sizes(), tokens, &layer.kernels, gpu.sms)?;
+                let mut output = MoeOutput::new(&step);
+                layer.execute(&step, &mut output).map(|_| (entries, output.hidden))
+            };
+            let (entries, expected) = run(&[]).unwrap();
+            for refused in entries {
+                let (entries, found) = run(&[refused]).unwrap();
+                assert!(
+                    !entries.contains(&refused) && found == expected,
+                    "{tokens} tokens without {refused}: {entries:?}"
+                );
+            }
         }
     }
 }
