@@ -140,6 +140,26 @@ pub trait Grouped: Kernel {
     ) -> Result<Vec<Launch>, Error>;
 }
 
+/// Returns the refused entries of a kernel, with reasons.
+pub fn refused_of<'r>(
+    kernel: &(impl Kernel + ?Sized),
+    refused: &'r Refused,
+) -> impl Iterator<Item = (&'r str, &'r str)> {
+    let entries = kernel.entries();
+    refused.iter().filter(move |(entry, _)| entries.iter().any(|of_kernel| of_kernel.name == *entry))
+}
+
+/// Returns the error of a computation that none of a kernel's other instances supports.
+pub fn none_left(kernel: &(impl Kernel + ?Sized), refused: &Refused) -> Error {
+    let reasons: Vec<_> = refused_of(kernel, refused).map(|(entry, reason)| format!("{entry} ({reason})")).collect();
+    Error::NotComputed(format!(
+        "no instance of {} is left for these sizes; failed in the self-test on this device: {}; run `nvfp4 selftest \
+         --again` to repeat the test, or use --force (Verdicts::Ignored) to ignore its verdict",
+        kernel.name(),
+        reasons.join(", ")
+    ))
+}
+
 /// Returns the operation of an entry with `matrices` weight matrices.
 pub fn op_of(matrices: u32) -> Op {
     if matrices as usize == Op::Gated.projections() { Op::Gated } else { Op::Plain }

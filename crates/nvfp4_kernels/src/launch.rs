@@ -76,6 +76,13 @@ pub(super) fn entry_of([f16, bf16]: [&'static str; 2], dtype: TokenDtype) -> &'s
     }
 }
 
+/// Returns the address of the next `bytes` bytes.
+pub(crate) fn take(end: &mut Address, bytes: u64) -> Address {
+    let at = *end;
+    *end = (at + bytes).next_multiple_of(ALIGNMENT);
+    at
+}
+
 /// Returns the code of the output type for kernels.
 pub fn output_code(out_dtype: TokenDtype) -> u32 {
     match out_dtype {

@@ -9,7 +9,7 @@ use kernels_gpu::units::OperandType;
 use kernels_gpu::wgmma::moe_fp8_sm90::abi::Launch as Product;
 
 use super::group::Address;
-use super::kernel::Kernel;
+use super::kernel::{Kernel, none_left};
 use super::launch::{Launch, output_code};
 use super::layer::moe_pack::MoePack;
 use super::layer::moe_quantize::MoeQuantize;
@@ -74,7 +74,8 @@ pub fn launches(
         activation: Activation::NONE,
         ..Product::zeroed()
     };
-    let instance = moe_fp8_sm90::for_linear(m.into(), n, sms, refused).ok_or_else(|| refused.error(&MoeFp8Sm90))?;
+    let instance =
+        moe_fp8_sm90::for_linear(m.into(), n, sms, refused).ok_or_else(|| none_left(&MoeFp8Sm90, refused))?;
     Ok([MoeQuantize.launch(quantize, sizes.dtype)?, MoeFp8Sm90.product(&instance, product, m.into(), sms)])
 }
 

@@ -10,7 +10,7 @@ use kernels_gpu::nvfp4_rows::value_bytes;
 use kernels_gpu::routed::QuantizedC;
 
 use super::group::Address;
-use super::kernel::Kernel;
+use super::kernel::{Kernel, none_left};
 use super::launch::{Launch, output_code};
 use super::layer::moe_pack::MoePack;
 use super::layer::moe_quantize_nvfp4::MoeQuantizeNvfp4;
@@ -90,7 +90,7 @@ pub fn launches(
     };
     let quantize = MoeQuantizeNvfp4.launch(quantize, sizes.dtype, few)?;
     let found = products.candidates(of.0, tile_tokens, token_tiles.into(), of.1, sms, refused);
-    let (instance, _) = found.first().ok_or_else(|| refused.error(products))?;
+    let (instance, _) = found.first().ok_or_else(|| none_left(products, refused))?;
     Ok([quantize, products.product(instance, product, m.into(), sms)])
 }
 

@@ -23,7 +23,7 @@ pub(super) use instance::{Cut, Instance, cycles_of_warps_alone};
 pub use kernels::{LinearKernels, kernel_named};
 
 use super::group::Address;
-use super::kernel::{Entry, Kernel};
+use super::kernel::{Entry, Kernel, none_left};
 use super::launch::{Grid, Launch, Parameter as LaunchParameter, output_code};
 use super::moe::operand_type;
 use super::refused::Refused;
@@ -78,7 +78,7 @@ pub trait LinearKernel: Kernel {
         let PlacedLinear { sizes, packed: panels, alpha, bias, .. } = *layer;
         arguments.check(&sizes)?;
         let (m, n) = (arguments.token_count as u32, sizes.n as u32);
-        let cut = self.cut(&sizes, m, sms, refused).ok_or_else(|| refused.error(self))?;
+        let cut = self.cut(&sizes, m, sms, refused).ok_or_else(|| none_left(self, refused))?;
         let Cut { instance, token_tiles, .. } = cut;
         let ctas = Grid::blocks(cut.ctas(n))?;
         let parameter = Parameter {

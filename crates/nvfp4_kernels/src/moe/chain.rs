@@ -11,6 +11,7 @@ use super::workspace::Workspace;
 use super::{MoeArguments, PlacedMoe};
 use crate::expected::{expected_rows, expected_token_tiles};
 use crate::explain::Candidate;
+use crate::kernel::none_left;
 use crate::launch::Launch;
 use crate::products::{Operands, ProductInstance, ProductKind, ProductSizes, Products};
 use nvfp4_core::Error;
@@ -122,7 +123,7 @@ impl<'l> Chain<'l> {
         operands: O,
     ) -> Result<Launch, Error> {
         let found = self.candidates(products, experts, (op, activation, early), [operands.columns(), operands.k()]);
-        let (instance, _) = found.first().ok_or_else(|| self.kernels.refused.error(products))?;
+        let (instance, _) = found.first().ok_or_else(|| none_left(products, &self.kernels.refused))?;
         Ok(products.product(instance, operands, experts.rows, self.sms))
     }
 

@@ -1,7 +1,8 @@
 //! Chunks of a call, and the size of the workspace: a call whose workspace would be too large is computed in chunks.
 
 use super::MoeArguments;
-use super::workspace::{Workspace, take};
+use super::workspace::Workspace;
+use crate::launch::take;
 use nvfp4_core::Error;
 use nvfp4_core::moe::MoeSizes;
 

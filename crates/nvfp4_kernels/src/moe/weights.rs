@@ -4,8 +4,8 @@ use kernels_gpu::nvfp4_rows::{value_bytes, weight_scale_bytes};
 use kernels_gpu::units::{OperandType, matrix_bytes};
 
 use super::PlacedExperts;
-use super::workspace::take;
 use crate::group::Address;
+use crate::launch::take;
 use crate::layer::moe_pack::row_order::RowOrder;
 use nvfp4_core::moe::MoeSizes;
 use nvfp4_core::problem::{TokenDtype, TokenFormat};

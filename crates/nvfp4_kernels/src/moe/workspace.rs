@@ -6,7 +6,7 @@ use kernels_gpu::sorted::{ROW_MULTIPLE, bits16_bytes, most_rows};
 use super::kernels::TilePlan;
 use super::tokens::{Nvfp4Rows, SortedRows, Tokens};
 use crate::group::Address;
-use crate::launch::ALIGNMENT;
+use crate::launch::take;
 use crate::nvfp4_products::most_token_tiles;
 use crate::products::may_be_sorted;
 use nvfp4_core::Error;
@@ -119,7 +119,7 @@ impl RowMemory {
 
 impl Workspace {
     /// Returns the workspace of a chunk of `tokens` tokens. `place` returns an address for a number of bytes, a multiple of
-    /// [`ALIGNMENT`]. The order of the parts is always the same.
+    /// [`ALIGNMENT`](crate::launch::ALIGNMENT). The order of the parts is always the same.
     pub fn new(sizes: &MoeSizes, tokens: usize, mut place: impl FnMut(u64) -> Address) -> Self {
         let (choices, named_experts) = ((tokens * sizes.top_k) as u64, sizes.named_experts as u64);
         let tokens = tokens as u64;
@@ -151,16 +151,10 @@ impl Workspace {
     }
 }
 
-/// Returns the address of the next `bytes` bytes.
-pub(super) fn take(end: &mut Address, bytes: u64) -> Address {
-    let at = *end;
-    *end = (at + bytes).next_multiple_of(ALIGNMENT);
-    at
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::launch::ALIGNMENT;
     use crate::moe::workspace_bytes;
     use nvfp4_core::moe::Activation;
     use nvfp4_core::problem::TokenDtype;

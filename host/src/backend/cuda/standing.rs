@@ -16,7 +16,7 @@ use super::verdicts::{FailedPart, Tried, Verdict, Verdicts};
 use crate::Error;
 use crate::problem::Op;
 use nvfp4_kernels::builds::{self, Build};
-use nvfp4_kernels::kernel::Kernel;
+use nvfp4_kernels::kernel::{Kernel, refused_of};
 use nvfp4_kernels::linear::kernel_named;
 use nvfp4_kernels::moe::products_named;
 use nvfp4_kernels::subject::{Subject, UNFUSED, odd_part_of, part_of};
@@ -201,7 +201,8 @@ impl Standing {
             }
         }
         kernels.into_iter().filter_map(|kernel| {
-            let out: Vec<_> = refused.of(kernel).map(|(entry, reason)| format!("{entry} ({reason})")).collect();
+            let out: Vec<_> =
+                refused_of(kernel, refused).map(|(entry, reason)| format!("{entry} ({reason})")).collect();
             let serve = kernel.entries().len() - out.len();
             (!out.is_empty()).then(|| {
                 format!(

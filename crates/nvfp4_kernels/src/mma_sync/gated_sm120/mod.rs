@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use kernels_gpu::mma_sync::gated_sm120::abi::{self, INSTANCES, Instance, K_ALIGNMENT, K_BLOCK};
 
 use crate::group::{PlacedGroup, Sizes};
-use crate::kernel::{Entry, Grouped, Kernel, Request, instance_name};
+use crate::kernel::{Entry, Grouped, Kernel, Request, instance_name, none_left};
 use crate::launch::{Grid, Launch, Parameter, Scratch, Writer, output_code};
 use crate::tensor_map::{MAP_BYTES, MapArguments};
 use nvfp4_core::Error;
@@ -84,7 +84,9 @@ impl GatedSm120 {
         let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
         let instance = match request.instance {
             Some(index) => plan::instances(request.op).nth(index).expect("the index is below the number of instances"),
-            None => plan::choose(request.op, &sizes, &request.refused).ok_or_else(|| request.refused.error(self))?,
+            None => {
+                plan::choose(request.op, &sizes, &request.refused).ok_or_else(|| none_left(self, &request.refused))?
+            }
         };
         let tiles = plan::tiles(instance, &sizes)?;
         let blocks = plan::blocks(tiles.len() as u32, request.sms);

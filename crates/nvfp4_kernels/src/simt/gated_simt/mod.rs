@@ -10,7 +10,7 @@ mod plan;
 use kernels_gpu::simt::gated_simt::abi::{self, INSTANCES, Instance, Tile};
 
 use crate::group::{PlacedGroup, Sizes};
-use crate::kernel::{Entry, Grouped, Kernel, Request, op_of};
+use crate::kernel::{Entry, Grouped, Kernel, Request, none_left, op_of};
 use crate::launch::{Grid, Launch, Scratch, output_code};
 use nvfp4_core::Error;
 use nvfp4_core::problem::Op;
@@ -88,7 +88,7 @@ impl GatedSimt {
         let tile = match request.instance {
             None => {
                 let is_left = |tile| !request.refused.contains(instance(request.op, tile).entry);
-                plan::choose(&sizes, is_left).ok_or_else(|| request.refused.error(self))?
+                plan::choose(&sizes, is_left).ok_or_else(|| none_left(self, &request.refused))?
             }
             Some(index) => NAMES[index].1,
         };

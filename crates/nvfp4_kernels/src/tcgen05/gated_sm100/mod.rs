@@ -14,7 +14,7 @@ use kernels_gpu::tcgen05::gated_sm100::abi::{
 
 use crate::Refused;
 use crate::group::{PlacedGroup, Sizes};
-use crate::kernel::{Entry, Grouped, Kernel, Request, instance_name};
+use crate::kernel::{Entry, Grouped, Kernel, Request, instance_name, none_left};
 use crate::launch::{Grid, Launch, Parameter, Scratch, Writer, output_code};
 use crate::tensor_map::{MAP_BYTES, MapArguments};
 use nvfp4_core::Error;
@@ -107,7 +107,7 @@ impl GatedSm100 {
         let instance = match request.instance {
             Some(index) => self.named(request.op, index, &sizes)?,
             None => plan::choose(request.op, &sizes, request.sms, &request.refused)
-                .ok_or_else(|| request.refused.error(self))?,
+                .ok_or_else(|| none_left(self, &request.refused))?,
         };
         let tiles = plan::tiles(instance, &sizes)?;
         let grid = Grid {

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use kernels_gpu::wgmma::gated_sm90::abi::{self, INSTANCES, Instance, K_ALIGNMENT, STRIP_BYTES, TOKENS_ENTRY, Tokens};
 
 use crate::group::{Address, PlacedGroup, PlacedMatrix, Sizes};
-use crate::kernel::{Entry, Grouped, Kernel, Request, instance_name};
+use crate::kernel::{Entry, Grouped, Kernel, Request, instance_name, none_left};
 use crate::launch::{BlockCount, Grid, Launch, Scratch, output_code};
 use nvfp4_core::Error;
 use nvfp4_core::format::Matrix;
@@ -87,7 +87,7 @@ impl Grouped for GatedSm90 {
             let sizes: Vec<Sizes> = groups.iter().map(|group| group.sizes).collect();
             plans.push(match request.instance {
                 None => plan::best(request.op, &sizes, request.sms, &request.refused)?
-                    .ok_or_else(|| request.refused.error(self))?,
+                    .ok_or_else(|| none_left(self, &request.refused))?,
                 Some(index) => plan::with(plan::instance(request.op, index), &sizes, request.sms)?,
             });
         }
