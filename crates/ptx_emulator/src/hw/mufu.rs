@@ -39,8 +39,8 @@ impl<const N: usize> Table<N> {
     fn value(&self, fraction: u32) -> u32 {
         let [first, slope, curvature] = self.parabolas[(fraction >> Self::PLACE_BITS) as usize].map(i64::from);
         let place = fraction & ((1 << Self::PLACE_BITS) - 1);
-        let linear = slope * i64::from(place) << (VALUE_BITS - Self::PLACE_BITS);
-        let quadratic = curvature * i64::from(square(place, Self::PLACE_BITS)) << (VALUE_BITS - SQUARE_BITS);
+        let linear = (slope * i64::from(place)) << (VALUE_BITS - Self::PLACE_BITS);
+        let quadratic = (curvature * i64::from(square(place, Self::PLACE_BITS))) << (VALUE_BITS - SQUARE_BITS);
         (((first << (VALUE_BITS - 2)) + linear + quadratic + self.addend) >> VALUE_BITS) as u32
     }
 }

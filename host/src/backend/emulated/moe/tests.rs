@@ -180,7 +180,7 @@ fn bits_are_the_same_without_any_instance() {
     ] {
         let gpu = Emulated::new(arch, Options { sms: Some(3), ..Options::default() }).unwrap();
         for (&format, tokens) in formats.iter().flat_map(|format| [5, 40, 130].map(|tokens| (format, tokens))) {
-            let shape = r#"{"hidden": 208, "intermediate": 256, "experts": 2, "top_k": 1, "shared_intermediate": 128, "tokens": 1}"#;
+            let shape = r#"{"hidden": 208, "intermediate": 176, "experts": 2, "top_k": 1, "shared_intermediate": 96, "tokens": 1}"#;
             let shape = layer_shape(shape).with_token_format(format);
             let weights = generate::weights(&shape, Generator::Gaussian, TokenDtype::Bf16, 1, &|| ()).unwrap();
             let inputs =

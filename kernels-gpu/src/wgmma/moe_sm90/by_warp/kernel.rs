@@ -159,6 +159,8 @@ where
                     rest = self.tiles_from(tile.first_column);
                 } else {
                     tile.first_column += Self::INSTANCE.columns();
+                    // All lanes have read the stages, which the tile's copies overwrite.
+                    sync_warp(ALL_LANES);
                 }
                 let mut weights = self.weights(&tile);
                 if await_tokens {
