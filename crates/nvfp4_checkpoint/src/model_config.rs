@@ -713,7 +713,7 @@ mod tests {
         let output = json!([{"targets": ["Linear"], "location": "output"}]);
         for (group, apply, words) in [
             (plain(), output, "is at output"),
-            (plain(), twice, "its second one"),
+            (plain(), twice, "a second time"),
             (json!({"type": "random-matrix"}), input.clone(), "of type random-matrix"),
             (json!({"type": "hadamard", "randomize": true}), input.clone(), "randomize"),
             (json!({"type": "hadamard", "head_dim": -1}), input, "head_dim -1"),
