@@ -1,11 +1,11 @@
 """Compares the emulator's outputs of the shipped Hopper kernels with a card's, bit for bit.
 
-    python benches/probes/card_bits.py COMMAND --record benches/lab/card-bits.json      on a machine with the card
-    python benches/probes/card_bits.py COMMAND --check benches/lab/card-bits.json       anywhere, in the emulator
+    python benches/probes/card_bits.py COMMAND --card benches/lab/card-bits.json        on a machine with the card
+    python benches/probes/card_bits.py COMMAND --emulator benches/lab/card-bits.json    anywhere
 
-COMMAND is the built `nvfp4`. Each case is a call of `nvfp4 run` with generated inputs. Both machines generate the same inputs, and the script
-compares hashes of the outputs. The script exits with 1 if an output differs. `--quick` checks only the cases that the emulator computes in a
-few seconds.
+COMMAND is the built `nvfp4`. Each case is a call of `nvfp4 run` with generated inputs, which are the same on both machines. The first call
+writes hashes of the card's outputs. The second call adds the emulator's hashes, and exits with 1 if one differs. `--quick` computes only the
+cases that take the emulator a few seconds, and writes nothing.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 
 # SMs of an H100: both machines then choose the same instances.
 SMS = 132
-# Cases with more thousands of multiply-adds take the emulator longer than a few seconds.
+# Cases with more multiply-adds take the emulator longer than a few seconds.
 QUICK_MULTIPLY_ADDS = 200e6
 
 
@@ -69,28 +69,34 @@ def output_hash(command: str, options: list[str], backend: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="run on the card and write the hashes")
-    parser.add_argument("--check", type=Path, metavar="FILE", help="run in the emulator and compare with the hashes")
-    parser.add_argument("--quick", action="store_true", help="only cases of a few seconds")
+    parser.add_argument("--card", type=Path, metavar="FILE", help="compute on the card and write the hashes")
+    parser.add_argument("--emulator", type=Path, metavar="FILE", help="compute in the emulator and compare with the hashes")
+    parser.add_argument("--quick", action="store_true", help="with --emulator: only cases of a few seconds; write nothing")
     arguments = parser.parse_args()
-    if (arguments.record is None) == (arguments.check is None):
-        parser.error("give --record or --check")
-    if arguments.record:
+    if (arguments.card is None) == (arguments.emulator is None):
+        parser.error("give --card or --emulator")
+    if arguments.card:
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         card = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-        hashes = {name: output_hash(arguments.command, options, ["--backend", "cuda"]) for name, (options, _) in cases().items()}
-        record = {"card": card, "date": date.today().isoformat(), "hashes": hashes}
-        arguments.record.write_text(json.dumps(record, indent=1) + "\n")
+        of_card = {name: output_hash(arguments.command, options, ["--backend", "cuda"]) for name, (options, _) in cases().items()}
+        write(arguments.card, {"card": card, "date": date.today().isoformat(), "of_card": of_card})
         return
-    recorded, wrong = json.loads(arguments.check.read_text())["hashes"], 0
-    selected = {name: options for name, (options, size) in cases().items() if not arguments.quick or size <= QUICK_MULTIPLY_ADDS}
-    for name, options in selected.items():
-        emulated = output_hash(arguments.command, options, ["--backend", "emulated", "--arch", "sm_90a", "--sms", str(SMS)])
-        same = emulated == recorded[name]
-        wrong += not same
-        print(f"{'same ' if same else 'OTHER'} {name}", flush=True)
-    print(f"{len(selected) - wrong} of {len(selected)} outputs have the bits of {json.loads(arguments.check.read_text())['card']}")
-    sys.exit(1 if wrong else 0)
+    record = json.loads(arguments.emulator.read_text())
+    backend, emulated = ["--backend", "emulated", "--arch", "sm_90a", "--sms", str(SMS)], {}
+    for name, (options, size) in cases().items():
+        if not arguments.quick or size <= QUICK_MULTIPLY_ADDS:
+            emulated[name] = output_hash(arguments.command, options, backend)
+            print("same " if emulated[name] == record["of_card"][name] else "OTHER", name, flush=True)
+    other = sum(found != record["of_card"][name] for name, found in emulated.items())
+    print(f"{len(emulated) - other} of {len(emulated)} outputs have the bits of {record['card']}")
+    if not arguments.quick:
+        write(arguments.emulator, record | {"of_emulator": emulated})
+    sys.exit(1 if other else 0)
+
+
+def write(path: Path, record: dict) -> None:
+    """Writes the record."""
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

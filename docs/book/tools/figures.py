@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT / "python/ptx_emulator/foreign"))
 import foreign_report  # noqa: E402
 
 IMAGES, PAGE, EMULATOR_PAGE = SRC / "images", SRC / "performance/figures.md", SRC / "guides/emulator-python.md"
+EMULATOR_README = ROOT / "crates/ptx_emulator/README.md"
 LAB = ROOT / "benches/lab"
 
 
@@ -241,12 +242,29 @@ def emulator_page() -> str:
     return with_sections(EMULATOR_PAGE.read_text(), {"foreign-tests": foreign_report.table(read("emulator-foreign-tests.json"))})
 
 
+def card_bits_table() -> str:
+    """Returns how many outputs of each kernel have a card's bits in the emulator."""
+    record = read("card-bits.json")
+    kernels = sorted({name.split(",")[0] for name in record["of_emulator"]})
+    rows = []
+    for kernel in kernels:
+        names = [name for name in record["of_emulator"] if name.split(",")[0] == kernel]
+        same = sum(record["of_emulator"][name] == record["of_card"][name] for name in names)
+        rows.append([f"`{kernel}`", str(len(names)), str(same)])
+    return f"{record['card'].removeprefix('NVIDIA ')}, {record['date']}:\n\n" + table(["kernel", "outputs", "same bits"], rows)
+
+
+def emulator_readme() -> str:
+    """Returns the emulator's README with its table of bits renewed."""
+    return with_sections(EMULATOR_README.read_text(), {"card-bits": card_bits_table()})
+
+
 def files() -> dict[pathlib.Path, str]:
     """Returns the text of each file that this program writes."""
     title = f"Tokens per second in vLLM {VLLM} on an H200, Qwen3-30B-A3B's shape"
     found = {IMAGES / "vllm.svg": bars(title, ("nvfp4", "the best"), serving(), "tokens/s")}
     found |= {IMAGES / f"{name}.svg": draw() for name, draw in DRAWINGS.items()}
-    return found | {PAGE: page(), EMULATOR_PAGE: emulator_page()}
+    return found | {PAGE: page(), EMULATOR_PAGE: emulator_page(), EMULATOR_README: emulator_readme()}
 
 
 def main() -> None:

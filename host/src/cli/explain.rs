@@ -76,7 +76,8 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         out,
         "A product has a line for each instance that can compute it; the plan takes the first. tiles: the expected number, if\n\
          tokens name all experts equally often. rounds: tiles of the SM with the most. cost: expected time relative to the\n\
-         instance that is taken, by the constants of the plan. tile: tokens × columns."
+         instance that is taken, by the constants of the plan; –: the tile size alone decides, and of two instances with the\n\
+         same tile the one that loads weights early is taken. tile: tokens × columns."
     )?;
     Ok(ExitCode::SUCCESS)
 }
@@ -127,8 +128,7 @@ fn rows(launches: &[PlannedLaunch]) -> comfy_table::Table {
         let candidates = choice.as_ref().map_or(&[][..], |choice| &choice.candidates);
         let numbers = |of: &Candidate| {
             let least = candidates[0].cost;
-            // A kernel whose instances have the same tiles has no costs.
-            let cost = if least == 0 { String::new() } else { format!("{:.2}", of.cost as f64 / least as f64) };
+            let cost = if least == 0 { "–".to_owned() } else { format!("{:.2}", of.cost as f64 / least as f64) };
             [format!("{} × {}", of.tile_tokens, of.columns), of.tiles.to_string(), of.rounds.to_string(), cost]
         };
         if let Some(taken) = candidates.first() {
