@@ -4,7 +4,6 @@ use gpu_arch::Capability;
 
 use super::workspace::Workspace;
 use super::{LinearArguments, LinearKernel, PlacedLinear};
-use crate::Refused;
 use crate::builds;
 use crate::group::Address;
 use crate::launch::Launch;
@@ -13,6 +12,7 @@ use crate::mma_sync::linear_sm120::LinearSm120;
 use crate::moe::{FormatKernels, MoeKernels};
 use crate::nvfp4_products::Nvfp4;
 use crate::products::Products;
+use crate::refused::Refused;
 use crate::wgmma::linear_sm90::LinearSm90;
 use crate::{linear_fp8, linear_nvfp4};
 use nvfp4_core::Error;

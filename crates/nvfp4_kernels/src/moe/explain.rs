@@ -8,11 +8,11 @@ use super::tokens::Tokens;
 use super::weights::PackedWeights;
 use super::workspace::Workspace;
 use super::{MoeArguments, PlacedMoe};
-use crate::Refused;
 use crate::explain::{Choice, PlannedLaunch, matched};
 use crate::group::Address;
 use crate::kernel::Kernel as _;
 use crate::launch::ALIGNMENT;
+use crate::refused::Refused;
 use nvfp4_core::Error;
 use nvfp4_core::moe::MoeSizes;
 

@@ -6,7 +6,6 @@ use kernels_gpu::sorted::ROW_MULTIPLE;
 
 use super::MoeArguments;
 use super::weights::operand_type_of;
-use crate::Refused;
 use crate::builds;
 use crate::kernel::Kernel;
 use crate::layer::moe_pack::MoePack;
@@ -20,6 +19,7 @@ use crate::nvfp4_products::{Nvfp4, has_room};
 use crate::products::{
     Bits16, Fp8, ProductKind, ProductSizes, Products, SMALLEST_TILE, may_be_sorted, tile_tokens_left,
 };
+use crate::refused::Refused;
 use crate::tcgen05::moe_sm100::MoeSm100;
 use crate::wgmma::moe_fp8_sm90::MoeFp8Sm90;
 use crate::wgmma::moe_sm90::MoeSm90;

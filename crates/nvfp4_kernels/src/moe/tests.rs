@@ -22,9 +22,9 @@ use kernels_gpu::wgmma::moe_fp8_sm90::abi::Launch as Fp8Product;
 
 use super::projection::activation_parameters;
 use super::*;
-use crate::Refused;
 use crate::launch::{Launch, output_code};
 use crate::products::{ProductInstance, ProductKind, Products as _};
+use crate::refused::Refused;
 use crate::tensor_map::MapArguments;
 use crate::wgmma::moe_sm90::MoeSm90;
 use nvfp4_core::moe::Activation;

@@ -86,9 +86,9 @@ fn warpgroup_cycles(instance: &of_warpgroups::Instance, tokens: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Refused;
     use crate::linear::tests::{entry, launch, sizes};
     use crate::linear::{LinearArguments, PlacedLinear};
+    use crate::refused::Refused;
 
     #[test]
     fn tiles_grow_with_the_number_of_tokens() {

@@ -118,8 +118,8 @@ fn describe(instance: Instance, group: &PlacedGroup, writer: &mut Writer<'_>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Refused;
     use crate::group::PlacedMatrix;
+    use crate::refused::Refused;
     use nvfp4_core::problem::TokenDtype;
     use nvfp4_core::shape;
 

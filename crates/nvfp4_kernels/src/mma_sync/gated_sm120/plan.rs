@@ -2,9 +2,9 @@
 
 use kernels_gpu::mma_sync::gated_sm120::abi::{INSTANCES, Instance, Tile};
 
-use crate::Refused;
 use crate::group::Sizes;
 use crate::kernel::op_of;
+use crate::refused::Refused;
 use crate::tiles::{self, weights_read};
 use nvfp4_core::Error;
 use nvfp4_core::problem::Op;

@@ -8,10 +8,10 @@ use kernels_gpu::mma_sync::moe_few_sm90::abi::{
     ONE_DOWN_ENTRIES, ONE_GATE_UP_ENTRIES,
 };
 
-use crate::Refused;
 use crate::expected::{expected_rows, expected_token_tiles};
 use crate::kernel::{Entry, Kernel};
 use crate::launch::{Grid, Launch, entry_of};
+use crate::refused::Refused;
 use nvfp4_core::moe::MoeSizes;
 use nvfp4_core::problem::TokenDtype;
 

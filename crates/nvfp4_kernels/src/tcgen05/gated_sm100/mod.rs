@@ -12,10 +12,10 @@ use kernels_gpu::tcgen05::gated_sm100::abi::{
     self, BOX_BYTES, BOX_TOKENS, INSTANCES, Instance, K_ALIGNMENT, Store, TILE_ROWS,
 };
 
-use crate::Refused;
 use crate::group::{PlacedGroup, Sizes};
 use crate::kernel::{Entry, Grouped, Kernel, Request, instance_name, none_left};
 use crate::launch::{Grid, Launch, Parameter, Scratch, Writer, output_code};
+use crate::refused::Refused;
 use crate::tensor_map::{MAP_BYTES, MapArguments};
 use nvfp4_core::Error;
 use nvfp4_core::problem::Op;

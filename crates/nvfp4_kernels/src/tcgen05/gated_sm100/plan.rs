@@ -5,9 +5,9 @@ use kernels_gpu::tcgen05::gated_sm100::abi::{
     Halves, INSTANCES, Instance, K_BLOCK_BYTES, MMAS_PER_K_BLOCK, N_STEP, Roles, Store, Tile,
 };
 
-use crate::Refused;
 use crate::group::Sizes;
 use crate::kernel::op_of;
+use crate::refused::Refused;
 use crate::tiles;
 use nvfp4_core::Error;
 use nvfp4_core::problem::Op;

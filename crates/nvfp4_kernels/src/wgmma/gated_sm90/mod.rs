@@ -161,7 +161,7 @@ fn describe(group: &PlacedGroup, decoded: Option<Address>) -> abi::Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Refused;
+    use crate::refused::Refused;
     use nvfp4_core::problem::TokenDtype;
 
     fn group(m: u32, n: u32, k: u32) -> PlacedGroup {

@@ -9,9 +9,9 @@ use std::ops::Range;
 
 use kernels_gpu::wgmma::gated_sm90::abi::{CORE_MATRIX_ROWS, INSTANCES, Instance, K_BLOCK};
 
-use crate::Refused;
 use crate::group::Sizes;
 use crate::kernel::op_of;
+use crate::refused::Refused;
 use nvfp4_core::Error;
 use nvfp4_core::problem::Op;
 

@@ -6,9 +6,9 @@ mod fake;
 use kernels_gpu::units::OperandType;
 use kernels_gpu::wgmma::moe_fp8_sm90::abi::{self, INSTANCES, Instance};
 
-use crate::Refused;
 use crate::kernel::{Entry, Kernel, op_of};
 use crate::products::{Fp8, ProductInstance, Products};
+use crate::refused::Refused;
 use nvfp4_core::problem::Op;
 
 /// The kernel.
