@@ -116,7 +116,7 @@ def test_compiled_operator_and_its_fake_agree_with_eager(device, compiled):
         ({"top_k": E + 1}, "top_k"),
         ({"scoring": "relu"}, "^scoring: .*softmax"),
         ({"scoring": "topk-softmax", "bias": torch.zeros(E)}, "^scoring: topk-softmax has no other"),
-        ({"token_ids": torch.zeros(9, dtype=torch.int32)}, "^token_ids: a table"),
+        ({"token_ids": torch.zeros(9, dtype=torch.int32)}, "^token_ids: pass both a table"),
         ({"table": torch.full((5, K), E, dtype=torch.int32), "token_ids": torch.zeros(9, dtype=torch.int32)}, "table gives expert"),
         ({"null_experts": E}, "null_experts"),
         ({"scoring": "sigmoid", "bias": torch.zeros(E - 1)}, "^bias: "),
