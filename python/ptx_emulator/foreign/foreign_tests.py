@@ -32,6 +32,14 @@ PACKAGES = ("ptx-emulator", "torch", "triton", "pytest")
 LONGEST_MESSAGE = 500
 
 
+def version(package: str) -> str | None:
+    """Returns the version of an installed package. Not every project needs all of them."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", type=pathlib.Path)
@@ -141,7 +149,7 @@ def recorded(
         "date": datetime.date.today().isoformat(),
         "revision": revision,
         "source": PROJECTS["projects"][name]["source"],
-        "versions": {"python": platform.python_version(), **{one: importlib.metadata.version(one) for one in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{one: version(one) for one in PACKAGES}},
         "gpu": PROJECTS["projects"][name].get("gpu", asked.gpu),
         "selection": {
             "files": PROJECTS["projects"][name]["files"],
