@@ -2,7 +2,7 @@
 //!
 //! PTX ISA 9.7.3.8 (`div`), 9.7.3.13–9.7.3.22 (`rcp`, `sqrt`, `rsqrt`, `sin`, `cos`, `lg2`, `ex2`, `tanh`), 9.7.4.9–10
 //! (`tanh`, `ex2` in f16 and bf16). The manual bounds the error and defines special values, but not the bits.
-//! `ex2.approx.ftz.f32` and `rcp.approx.ftz.f32` have the bits of an H100 ([`mufu`]). In the emulator, every other
+//! `ex2.approx.ftz.f32` and `rcp.approx.ftz.f32` have the bits of an H100 (`mufu.rs`). In the emulator, every other
 //! approximation is the function in f64, rounded once to nearest. That is within all of the manual's bounds. The last
 //! bits of a GPU may differ.
 
