@@ -102,7 +102,7 @@ pub trait Grouped: Kernel {
         None
     }
 
-    /// Whether groups of any sizes can be computed without the refused instances.
+    /// Whether the kernel computes groups of any size without the refused instances.
     fn serves(&self, op: Op, refused: &Refused) -> bool {
         self.instances(op).into_iter().filter_map(|name| self.entry(op, name)).any(|entry| !refused.contains(entry))
     }

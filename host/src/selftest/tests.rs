@@ -365,8 +365,8 @@ fn check_every_instance(major: i32, minor: i32) -> BTreeSet<String> {
 
 #[test]
 fn wrong_instance_alone_is_left_out_on_hopper() {
-    // Layers of more than 512 experts with few tokens have no other instance: the other ones with small tiles have lists of
-    // up to 512 experts, and workspaces of so few rows have no room for sorted rows.
+    // These instances have no replacement in layers of more than 512 experts with few tokens. Other instances with small
+    // tiles support up to 512 experts, and the workspace of few rows has no room for sorted rows.
     let of_many_experts = ["gated_f16_t16", "gated_f16_t16_curves", "plain_f16_t16"];
     let of_many_experts = of_many_experts.into_iter().flat_map(|name| [name.to_owned(), name.replace("f16", "bf16")]);
     let expected: BTreeSet<_> = of_many_experts.map(|name| format!("moe_{name}")).collect();

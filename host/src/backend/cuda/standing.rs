@@ -292,7 +292,7 @@ impl Card {
     }
 }
 
-/// Returns the failed part because of which a subject is not used, if there is one.
+/// Returns the failed part that keeps a subject from being used, if there is one.
 fn failure<'v>(subject: Subject, verdict: &'v Verdict, refused: &Refused) -> Option<&'v FailedPart> {
     match subject {
         Subject::Groups(kernel) => {

@@ -11,8 +11,8 @@ pub const THREAD_ELEMENTS: u32 = 4;
 /// Number of neighboring elements that a CTA computes.
 pub const BLOCK_ELEMENTS: u32 = THREADS * THREAD_ELEMENTS;
 
-/// A part of three matrices in one 16-bit format, for which `c = silu(gate) ∘ up` is computed. Addresses are
-/// multiples of 8. An element of an array in global memory.
+/// One part of `c = silu(gate) ∘ up`. The three matrices have the same 16-bit format. Addresses are multiples of 8.
+/// Parts are elements of an array in global memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Segment {

@@ -502,7 +502,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Returns the mask of those bytes of an access that are copies of undefined bytes, and the origin of one such byte.
+    /// Returns a mask of an access's bytes that are copies of undefined bytes, and the origin of one of them.
     pub fn undefined_bytes(&self, w: &Warp, at: Lane, len: u32) -> Stopped<Option<(u64, Origin)>> {
         let among = |undefined: &FxHashMap<usize, Origin>, first: usize| {
             let found = |n: usize| Some((1u64 << n, *undefined.get(&(first + n))?));
