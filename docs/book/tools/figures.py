@@ -20,6 +20,9 @@ import field  # noqa: E402
 import field_report  # noqa: E402
 import layer_report  # noqa: E402
 
+sys.path.insert(0, str(ROOT / "benches/blackwell"))
+import predicted_layers  # noqa: E402
+
 sys.path.insert(0, str(ROOT / "python/nvfp4_vllm/benches"))
 import record  # noqa: E402
 
@@ -213,6 +216,30 @@ def missed_table() -> str:
     return table(["layer or N×K", "tokens", "limit, µs", "this library, µs", "best rival, µs", "ratio"], rows)
 
 
+def predicted_table() -> str:
+    """Returns predicted times of MoE layers on a B200 beside their limits, goals and published times."""
+    record, rows = read("predicted-layers.json"), []
+    for name, layer in record["layers"].items():
+        for tokens, point in layer["points"].items():
+            limit, goal = predicted_layers.limit_us(layer, point), predicted_layers.goal_us(layer, point)
+            published = predicted_layers.PUBLISHED.get(name, {}).get(tokens)
+            row = [name, tokens, str(point["hit_experts"]), f"{limit:.1f}", f"{goal:.1f}", f"{point['us']:.1f}", f"{point['us'] / goal:.2f}"]
+            rows.append([*row, f"{published:.1f}" if published else "–"])
+    head = ["layer", "tokens", "experts", "limit, µs", "goal, µs", "predicted, µs", "predicted / goal", "published, µs"]
+    origin = f"Commit {record['commit']}, {record['date']}: [benches/lab/predicted-layers.json](../../../../benches/lab/predicted-layers.json)"
+    return f"{origin}\n\n" + table(head, rows)
+
+
+def predicted_rtx_table() -> str:
+    """Returns predicted times of a layer on an RTX PRO 6000 beside published ones."""
+    rows = []
+    for token_format, points in read("predicted-layers.json")["rtx-pro-6000"].items():
+        for tokens, point in points.items():
+            name, published = predicted_layers.RTX_PUBLISHED[token_format].get(tokens, ("–", None))
+            rows.append([tokens, token_format, f"{point['us']:.1f}", f"{published:.1f} ({name})" if published else name])
+    return table(["tokens", "token format", "predicted, µs", "published, µs"], rows)
+
+
 SECTIONS = {
     "vllm": lambda: vllm_table(VLLM, "qwen3-30b-a3b"),
     "vllm-times": times_table,
@@ -224,6 +251,8 @@ SECTIONS = {
     "layer-h100": lambda: layer_table("h100-layer.json"),
     "field": field_table,
     "field-missed": missed_table,
+    "b200-layers": predicted_table,
+    "rtx-layers": predicted_rtx_table,
     "fp8": fp8_table,
     "groups": lambda: groups_table("measurements/h200.json"),
     "groups-h100": lambda: groups_table("measurements/h100.json"),

@@ -426,6 +426,12 @@ impl Nvfp4 {
         [Form::Rows, Form::Few].into_iter().chain(makes_lists.then_some(Form::Route))
     }
 
+    /// `true` if a warning or a fault stops the PTX on the worst schedule, or if its output is wrong.
+    fn is_wrong(&self, ptx: &str, form: Form) -> bool {
+        let found = std::panic::catch_unwind(|| self.quantize(ptx, form, Schedule::Worst));
+        found.map_or(true, |found| found.map_or(true, |found| found != self.expected()))
+    }
+
     fn check(&self, name: &str) {
         let expected = self.expected();
         for (form, schedule) in self.forms().flat_map(|form| SCHEDULES.map(|schedule| (form, schedule))) {
@@ -499,14 +505,10 @@ fn removing_any_wait_is_found_for_nvfp4() {
 
 #[test]
 fn removing_any_wait_or_barrier_is_found_for_few_nvfp4_tokens() {
-    // Two CTAs per token, with places and without: each has its own wait.
+    // Two CTAs per row, with places and without: each has its own wait.
     let tokens = Nvfp4::random(TokenDtype::Bf16, [9, 3, 4, 2144], 8, &[0.0]);
     let rows = Nvfp4::random(TokenDtype::Bf16, [9, 3, 4, 2144], 8, &[0.0]).into_rows();
-    let is_wrong = |of: &Nvfp4, ptx: &str| match of.quantize(ptx, Form::Few, Schedule::Worst) {
-        Ok(found) => found != of.expected(),
-        Err(_) => true,
-    };
-    let run = |ptx: &str| is_wrong(&tokens, ptx) || is_wrong(&rows, ptx);
+    let run = |ptx: &str| tokens.is_wrong(ptx, Form::Few) || rows.is_wrong(ptx, Form::Few);
     let sabotages = [
         Sabotage::leave_out("griddepcontrol.wait", 2),
         Sabotage::leave_out("bar.sync", 1),
@@ -518,12 +520,9 @@ fn removing_any_wait_or_barrier_is_found_for_few_nvfp4_tokens() {
 
 #[test]
 fn removing_any_wait_barrier_or_addition_of_lists_is_found() {
-    // Two CTAs per token, and more than 32 experts.
+    // Two CTAs per row, and more than 32 experts.
     let tokens = Nvfp4::random(TokenDtype::Bf16, [9, 5, 40, 2144], 8, &[0.0]);
-    let run = |ptx: &str| {
-        let found = std::panic::catch_unwind(|| tokens.quantize(ptx, Form::Route, Schedule::Worst));
-        found.map_or(true, |found| found.map_or(true, |found| found != tokens.expected()))
-    };
+    let run = |ptx: &str| tokens.is_wrong(ptx, Form::Route);
     let sabotages = [
         Sabotage::leave_out("griddepcontrol.wait", 1),
         Sabotage::leave_out("bar.sync", 5),

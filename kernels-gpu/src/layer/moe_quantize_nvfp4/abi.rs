@@ -132,8 +132,9 @@ impl Quantize {
         (scale_tiles(self.k) * SCALE_TILE_COLUMNS).div_ceil(Self::FEW_THREADS)
     }
 
-    /// CTAs per grid of [`FEW_ENTRIES`].
+    /// CTAs per grid of [`FEW_ENTRIES`]: one per row and piece.
     pub const fn few_blocks(&self) -> u64 {
-        self.token_count as u64 * self.few_pieces() as u64
+        let rows = if self.places == 0 { 1 } else { self.top_k as u64 };
+        self.token_count as u64 * rows * self.few_pieces() as u64
     }
 }

@@ -1,13 +1,13 @@
-//! Few tokens: a token is spread over CTAs, one block per thread. Each CTA reads the whole token for its largest
-//! magnitude, so no CTA waits for another one.
+//! Few tokens: each row of a token is spread over CTAs, one block per thread. Each CTA reads the whole token for its
+//! largest magnitude, so no CTA waits for another one.
 
 use cuda_std::{
-    global::{GlobalAddress, ld_global_b32, st_global_b32_where},
+    global::{GlobalAddress, ld_global_b32_or_zero, st_global_b32_where},
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
     kernel,
     shared::{dynamic_shared_address, ld_shared_v4_b32, st_shared_b32},
     thread,
-    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_reduce_max_u32, warp_shuffle_idx, warp_vote_ballot},
+    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_reduce_max_u32, warp_vote_ballot},
 };
 
 use super::{
@@ -58,94 +58,76 @@ unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
         griddepcontrol_launch_dependents();
     }
     // SAFETY: the previous grids have ended. Lists have one number per expert and one more. All threads of a CTA have
-    // the same token, so they take the same branch. Each block of a row belongs to one thread.
+    // the same row, so they take the same branch. Each block of a row belongs to one thread.
     unsafe {
-        let (index, piece) =
-            (thread::block_idx_x().checked_div(pieces).unwrap_or(0), thread::block_idx_x() % pieces.max(1));
-        let is_known = launch.places != 0 || launch.firsts == 0;
+        let choice = thread::block_idx_x().checked_div(pieces).unwrap_or(0);
+        let piece = thread::block_idx_x() - choice * pieces;
+        let has_places = launch.places != 0;
+        let index = if has_places { choice.checked_div(launch.top_k).unwrap_or(0) } else { choice };
+        let is_known = has_places || launch.firsts == 0;
         let tokens = if is_known { launch.token_count } else { number(launch.firsts, launch.experts) };
         if index >= tokens {
             return;
         }
-        let mut place = if lane_id() == 0 { index } else { NO_ROW };
-        let mut copies = 1;
-        if launch.places != 0 {
-            copies = launch.top_k;
-            let choice = u64::from(index) * u64::from(copies) + u64::from(lane_id());
-            let address = GlobalAddress::new(launch.places) + choice * NUMBER;
-            place = if lane_id() < copies { ld_global_b32(address) } else { NO_ROW };
-        }
+        let place = if has_places { number(launch.places, choice) } else { index };
         let token = Token::<FORMAT>::new(launch, index);
         let block = piece * Quantize::FEW_THREADS + thread::thread_idx_x();
         let numbers = token.block(block, block < launch.k / BLOCK);
-        let mut row = rows(launch, place, copies);
-        // All warps of the CTA have the same rows.
-        if warp_vote_ballot(ALL_LANES, row.global == 0.0) != 0 {
-            let own = global(launch, &token, block, &numbers);
-            row.global = if row.global == 0.0 { own } else { row.global };
-        }
-        let is_first = piece == 0 && thread::thread_idx_x() < WARP_SIZE;
-        let of_row = GlobalAddress::new(launch.globals) + u64::from(if place == NO_ROW { 0 } else { place }) * NUMBER;
-        st_global_b32_where(is_first && place != NO_ROW, of_row, row.global.to_bits());
-        store(launch, &numbers, block, row, copies);
-    }
-}
-
-/// Writes a thread's block to the token's rows, which are in the lanes. Rows with the same global scale have the same
-/// codes.
-///
-/// # Safety
-/// The contract in this folder's `mod.rs` holds. The whole warp calls this together.
-#[inline(always)]
-pub(super) unsafe fn store(launch: &Quantize, numbers: &Block, block: u32, rows: Row, copies: u32) {
-    let blocks = scale_tiles(launch.k) * SCALE_TILE_COLUMNS;
-    // SAFETY: the whole warp is here. The rows are the token's, and the block is this thread's.
-    unsafe {
-        let mut known = rows.of_lane(0).global;
-        let mut codes = numbers.codes(known);
-        for copy in 0..copies {
-            let row = rows.of_lane(copy);
-            if row.index == NO_ROW || block >= blocks {
-                continue;
-            }
-            if row.global.to_bits() != known.to_bits() {
-                known = row.global;
-                codes = numbers.codes(known);
-            }
-            numbers.write(launch, row, block, codes);
+        if place != NO_ROW {
+            store(launch, &token, row(launch, place), piece, &numbers);
         }
     }
 }
 
-/// Returns the row of this lane, whose index is `place`. The first `copies` lanes have rows. The warp counts the
-/// experts that begin at a row or before it: one load per 32 experts, where a search would wait for one load after
-/// another.
+/// Writes a thread's block of piece `piece` to a row of the token, and once the row's global scale.
 ///
 /// # Safety
-/// The contract in this folder's `mod.rs` holds. The whole warp calls this together.
+/// The contract in this folder's `mod.rs` holds. All threads of the CTA call this with the same row.
 #[inline(always)]
-unsafe fn rows(launch: &Quantize, place: u32, copies: u32) -> Row {
-    let mut begun: u32 = 0;
-    let mut first_expert = 0;
-    // SAFETY: the list has a number per expert. The whole warp is here. A row belongs to the last expert that begins at
-    // it or before it, and the first expert begins at the first row.
+pub(super) unsafe fn store<const FORMAT: u32>(
+    launch: &Quantize,
+    token: &Token<FORMAT>,
+    mut row: Row,
+    piece: u32,
+    numbers: &Block,
+) {
+    let block = piece * Quantize::FEW_THREADS + thread::thread_idx_x();
+    // SAFETY: all threads of the CTA are here, and take the same branch. The row is the token's, and the block is this
+    // thread's.
     unsafe {
-        while launch.firsts != 0 && first_expert < launch.experts {
-            let expert = first_expert + lane_id();
-            let first = if expert < launch.experts { number(launch.firsts, expert) } else { u32::MAX };
-            for copy in 0..copies {
-                let of_copy = warp_shuffle_idx(ALL_LANES, place, copy, WARP_SIZE).0;
-                let votes = warp_vote_ballot(ALL_LANES, expert < launch.experts && first <= of_copy);
-                begun += if lane_id() == copy { votes.count_ones() } else { 0 };
-            }
-            first_expert += WARP_SIZE;
+        if row.global == 0.0 {
+            row.global = global(launch, token, block, numbers);
         }
-        if place == NO_ROW {
-            return Row::NONE;
+        let of_row = GlobalAddress::new(launch.globals) + u64::from(row.index) * NUMBER;
+        st_global_b32_where(piece == 0 && thread::thread_idx_x() == 0, of_row, row.global.to_bits());
+        if block < scale_tiles(launch.k) * SCALE_TILE_COLUMNS {
+            numbers.store(launch, row, block);
         }
-        let expert = begun.saturating_sub(1);
-        let (mut of_rows, mut of_tiles) = ([0, launch.token_count], [0, launch.token_tiles]);
+    }
+}
+
+/// Returns the row whose index is `place`. The warp counts the experts that begin at it or before it: first one expert
+/// per lane, at equal distances, then the experts between two of these.
+///
+/// # Safety
+/// The contract in this folder's `mod.rs` holds. The whole warp calls this together, with the same place.
+#[inline(always)]
+unsafe fn row(launch: &Quantize, place: u32) -> Row {
+    let distance = launch.experts.div_ceil(WARP_SIZE);
+    // SAFETY: the lists have a number per expert and one more. The whole warp is here. A row belongs to the last expert
+    // that begins at it or before it, and the first expert begins at the first row.
+    unsafe {
+        let begun = |expert: u32| {
+            let is_expert = expert < launch.experts;
+            let first =
+                ld_global_b32_or_zero(is_expert, GlobalAddress::new(launch.firsts) + u64::from(expert) * NUMBER);
+            warp_vote_ballot(ALL_LANES, is_expert && first <= place).count_ones()
+        };
+        let (mut expert, mut of_rows, mut of_tiles) = (0, [0, launch.token_count], [0, launch.token_tiles]);
         if launch.firsts != 0 {
+            let start = begun(lane_id() * distance).saturating_sub(1) * distance;
+            let of_lane = if lane_id() < distance { start + lane_id() } else { launch.experts };
+            expert = (start + begun(of_lane)).saturating_sub(1);
             of_rows = [0, 1].map(|after| number(launch.firsts, expert + after));
             of_tiles = [0, 1].map(|after| number(launch.tile_firsts, expert + after));
         }
@@ -158,12 +140,7 @@ unsafe fn rows(launch: &Quantize, place: u32, copies: u32) -> Row {
 /// # Safety
 /// The contract in this folder's `mod.rs` holds. All threads of the CTA call this.
 #[inline(always)]
-pub(super) unsafe fn global<const FORMAT: u32>(
-    launch: &Quantize,
-    token: &Token<FORMAT>,
-    block: u32,
-    numbers: &Block,
-) -> f32 {
+unsafe fn global<const FORMAT: u32>(launch: &Quantize, token: &Token<FORMAT>, block: u32, numbers: &Block) -> f32 {
     let (warps, warp) = (dynamic_shared_address(), thread::thread_idx_x() / WARP_SIZE);
     let mut amax = numbers.amax.max((LARGEST * LEAST_GLOBAL).to_bits());
     // The blocks of the other CTAs.

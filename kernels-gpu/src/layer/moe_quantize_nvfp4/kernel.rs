@@ -149,7 +149,7 @@ impl Row {
     /// # Safety
     /// The whole warp calls this together.
     #[inline(always)]
-    pub(super) unsafe fn of_lane(self, lane: u32) -> Self {
+    unsafe fn of_lane(self, lane: u32) -> Self {
         // SAFETY: the caller guarantees that all 32 lanes execute the shuffles together.
         let of = |value: u32| unsafe { warp_shuffle_idx(ALL_LANES, value, lane, WARP_SIZE).0 };
         Self {
@@ -275,30 +275,14 @@ pub(super) struct Block {
     is_there: bool,
 }
 
-/// The codes of a block in NVFP4: values, and the scale.
-#[derive(Clone, Copy)]
-pub(super) struct Codes {
-    values: u64,
-    scale: u8,
-}
-
 impl Block {
     /// Quantizes the block for a row, and writes it there.
     ///
     /// # Safety
     /// The contract in this folder's `mod.rs` holds. The row belongs to the warp, and the block to the lane.
     #[inline(always)]
-    unsafe fn store(&self, launch: &Quantize, row: Row, block: u32) {
-        // SAFETY: the caller guarantees what `write` requires.
-        unsafe { self.write(launch, row, block, self.codes(row.global)) }
-    }
-
-    /// Writes the block's codes to a row.
-    ///
-    /// # Safety
-    /// The requirements of [`Self::store`].
-    #[inline(always)]
-    pub(super) unsafe fn write(&self, launch: &Quantize, row: Row, block: u32, Codes { values, scale }: Codes) {
+    pub(super) unsafe fn store(&self, launch: &Quantize, row: Row, block: u32) {
+        let (values, scale) = self.codes(row.global);
         let scale_at =
             |in_tile: u32| GlobalAddress::new(launch.scales) + token_scale(row.tile, in_tile, block, launch.k);
         let of_row = u64::from(row.index) * u64::from(row_bytes(launch.k)) + u64::from(block * (BLOCK / 2));
@@ -315,11 +299,11 @@ impl Block {
         }
     }
 
-    /// Returns the block's codes in a row with this global scale.
+    /// Returns the block's codes, values and scale, in a row with this global scale.
     #[inline(always)]
-    pub(super) fn codes(&self, global: f32) -> Codes {
+    fn codes(&self, global: f32) -> (u64, u8) {
         let scale = BlockScale::new(self.amax, global);
         let values = u64::from_le_bytes(self.numbers.map(|numbers| scale.byte(numbers)));
-        Codes { values, scale: if self.is_there { scale.code } else { 0 } }
+        (values, if self.is_there { scale.code } else { 0 })
     }
 }

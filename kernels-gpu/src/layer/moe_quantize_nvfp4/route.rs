@@ -1,5 +1,5 @@
 //! Few tokens whose lists nobody has made yet: each CTA counts the choices of each expert in its own shared memory, and
-//! finds the rows of its token. So no launch comes before, and no CTA waits for another one.
+//! finds its row. So no launch comes before, and no CTA waits for another one.
 
 use core::hint::assert_unchecked;
 
@@ -9,12 +9,12 @@ use cuda_std::{
     kernel,
     shared::{SharedAddress, dynamic_shared_address, ld_shared_b32, red_shared_add_u32, st_shared_b32},
     thread,
-    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_idx, warp_shuffle_up, warp_vote_ballot},
+    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_up, warp_vote_ballot},
 };
 
 use super::{
     abi::{Quantize, ROUTE_EXPERTS_AT, ROUTE_FIRSTS_AT, ROUTE_SUMS_AT, RouteQuantize},
-    few::{global, store},
+    few::store,
     kernel::{NUMBER, Row, Token, number},
 };
 use crate::{
@@ -56,14 +56,14 @@ pub unsafe fn moe_quantize_nvfp4_route_bf16(launch: RouteQuantize) {
 unsafe fn run<const FORMAT: u32>(route: &RouteQuantize) {
     let launch = &route.quantize;
     let pieces = launch.few_pieces();
-    let index = thread::block_idx_x().checked_div(pieces).unwrap_or(0);
-    let piece = thread::block_idx_x() - index * pieces;
+    let choice = thread::block_idx_x().checked_div(pieces).unwrap_or(0);
+    let piece = thread::block_idx_x() - choice * pieces;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    // SAFETY: the previous grids have ended. The grid has one CTA per token and piece. All threads of the CTA are here
-    // at each barrier. Each block of a row belongs to one thread, each place to a lane of the token's first CTA.
+    // SAFETY: the previous grids have ended. The grid has one CTA per choice and piece. All threads of the CTA are here
+    // at each barrier. Each block of a row belongs to one thread, each place to a thread of the choice's first CTA.
     unsafe {
-        let token = Token::<FORMAT>::new(launch, index);
+        let token = Token::<FORMAT>::new(launch, choice.checked_div(launch.top_k).unwrap_or(0));
         let block = piece * Quantize::FEW_THREADS + thread::thread_idx_x();
         let lists = Lists { shared: dynamic_shared_address(), experts: launch.experts };
         lists.count(route);
@@ -72,20 +72,12 @@ unsafe fn run<const FORMAT: u32>(route: &RouteQuantize) {
         if thread::block_idx_x() == 0 {
             lists.write(launch);
         }
-        let mut row = lists.row(launch, index);
-        let is_first = piece == 0 && thread::thread_idx_x() < WARP_SIZE;
-        let choice = u64::from(index) * u64::from(launch.top_k) + u64::from(lane_id());
-        let of_choice = GlobalAddress::new(launch.places) + choice * NUMBER;
-        st_global_b32_where(is_first && lane_id() < launch.top_k, of_choice, row.index);
-        // All warps of the CTA have the same rows.
-        if warp_vote_ballot(ALL_LANES, row.global == 0.0) != 0 {
-            let own = global(launch, &token, block, &numbers);
-            row.global = if row.global == 0.0 { own } else { row.global };
+        let row = lists.row(launch, choice);
+        let of_choice = GlobalAddress::new(launch.places) + u64::from(choice) * NUMBER;
+        st_global_b32_where(piece == 0 && thread::thread_idx_x() == 0, of_choice, row.index);
+        if row.index != NO_ROW {
+            store(launch, &token, row, piece, &numbers);
         }
-        let has_row = row.index != NO_ROW;
-        let of_row = GlobalAddress::new(launch.globals) + u64::from(if has_row { row.index } else { 0 }) * NUMBER;
-        st_global_b32_where(is_first && has_row, of_row, row.global.to_bits());
-        store(launch, &numbers, block, row, launch.top_k);
     }
 }
 
@@ -221,34 +213,26 @@ impl Lists {
         }
     }
 
-    /// Returns the row of a token's choice in the choice's lane. Its place among its expert's rows is the number of
-    /// earlier choices of the same expert.
+    /// Returns the row of a choice. Its place among its expert's rows is the number of earlier choices of the same
+    /// expert.
     ///
     /// # Safety
-    /// [`Self::add_up`] was called. The token exists, and there is one input scale per expert. The whole warp calls
+    /// [`Self::add_up`] was called. The choice exists, and there is one input scale per expert. The whole warp calls
     /// this together.
     #[inline(always)]
-    unsafe fn row(self, launch: &Quantize, token: u32) -> Row {
-        let first = token * launch.top_k;
-        // SAFETY: the loads read choices below T·k and experts of the layer. The whole warp is here.
+    unsafe fn row(self, launch: &Quantize, choice: u32) -> Row {
+        // SAFETY: the loads read choices up to this one and experts of the layer. The whole warp is here.
         unsafe {
-            let has_choice = lane_id() < launch.top_k;
-            let own = if has_choice { ld_shared_b32(self.expert(first + lane_id())) } else { NO_ROW };
-            let mut earlier: u32 = 0;
-            let mut choice = lane_id();
-            // Every lane runs every iteration, since they vote.
-            while choice - lane_id() < first + launch.top_k {
-                let is_there = choice < first + launch.top_k;
-                let expert = if is_there { ld_shared_b32(self.expert(choice)) } else { NO_ROW };
-                for copy in 0..launch.top_k {
-                    let of_copy = warp_shuffle_idx(ALL_LANES, own, copy, WARP_SIZE).0;
-                    let votes = warp_vote_ballot(ALL_LANES, choice < first + copy && expert == of_copy);
-                    earlier += if lane_id() == copy { votes.count_ones() } else { 0 };
-                }
-                choice += WARP_SIZE;
-            }
+            let own = ld_shared_b32(self.expert(choice));
             if own == NO_ROW {
                 return Row::NONE;
+            }
+            let (mut earlier, mut start) = (0, 0);
+            while start < choice {
+                let other = start + lane_id();
+                let is_same = other < choice && ld_shared_b32(self.expert(other)) == own;
+                earlier += warp_vote_ballot(ALL_LANES, is_same).count_ones();
+                start += WARP_SIZE;
             }
             let both = [0, 1].map(|after| ld_shared_b32(self.first(own + after)));
             let (rows, tiles) = (both.map(|both| both & 0xffff), both.map(|both| both >> HALF));
