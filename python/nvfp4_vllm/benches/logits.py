@@ -113,20 +113,24 @@ def invariant(folder, model):
     def tokens(output):
         return [(token, [(key, value.logprob) for key, value in of.items()]) for token, of in zip(output.outputs[0].token_ids, output.outputs[0].logprobs)]
 
-    # Each module's output for the prompt's tokens in the prefill, alone and among the others.
-    rows = []
+    # Each module's output for the prompt's tokens in the prefill, alone and among the others. The scheduler may order prompts differently,
+    # so the embedding, which runs first, finds the prompt's place in the batch.
+    rows, place, wanted = [], 0, prompt(100)["prompt_token_ids"]
 
     def keep(name):
         def hook(module, arguments, output):
+            nonlocal place
             first = output[0] if isinstance(output, tuple) else output
+            if name.endswith("embed_tokens") and len(first) == whole:
+                tokens = arguments[0].tolist()
+                place = next(start for start in range(whole - 99) if tokens[start : start + 100] == wanted)
             if torch.is_tensor(first) and first.dim() >= 2 and len(first) in (100, whole):
                 rows[-1].setdefault(name, first[place : place + 100].clone() if len(first) == whole else first.clone())
 
         return hook
 
     others = [prompt(40 + 13 * index, index + 2) for index in range(15)]
-    lengths = [len(other["prompt_token_ids"]) for other in others]
-    place, whole = sum(lengths[:7]), sum(lengths) + 100
+    whole = sum(len(other["prompt_token_ids"]) for other in others) + 100
     hooks = [module.register_forward_hook(keep(name)) for name, module in loaded(llm).named_modules()]
     rows.append({})
     alone = tokens(llm.generate([prompt(100)], parameters, use_tqdm=False)[0])

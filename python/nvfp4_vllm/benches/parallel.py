@@ -1,27 +1,38 @@
 #!/usr/bin/env python3
-"""Compares a model on two GPUs with the same model on one, for tensor and expert parallelism, with this library's and Marlin's kernels.
+"""Compares a model on two GPUs with the same model on one, in each layout of two GPUs, with this library's and Marlin's kernels.
 
     logits.py write FOLDER                     writes the model, `FOLDER/shared`
     parallel.py run FOLDER CONTENDER LAYOUT    writes logits of a prompt of 1280 tokens, and 64 greedy tokens after each of 16 prompts
-    parallel.py compare FOLDER                 prints the differences between one GPU and two
+    parallel.py compare FOLDER                 prints the differences between one GPU and two, of the runs that were made
 
-CONTENDER is `nvfp4` or `marlin`; LAYOUT is `one`, `tensor` or `expert`. Each run is a separate process, and several can run at once.
+CONTENDER is `nvfp4` or `marlin`. Each run is a separate process, and several can run at once. LAYOUT is one of:
+
+    one         one GPU
+    tensor      tensor parallelism
+    expert      tensor parallelism in attention, whole experts on each GPU
+    balanced    as `expert`; vLLM also moves experts between the GPUs while tokens are generated
+    data        each GPU has its own prompts in attention, and whole experts: tokens go through vLLM's all-to-all. Start it with
+                `torchrun --nproc-per-node 2`
 
 Two GPUs add halves of sums in a different order than one GPU, so logits differ. Where the likeliest token leads by more than the logits
 differ, the token must stay the same. The differences should be no larger than with Marlin.
 """
 
 import json
+import os
 import pathlib
 import sys
 
 from logits import TOKENS, prompt, start
 from model import keep_logits, kept_logits
 
+EXPERT = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 LAYOUTS = {
     "one": {},
     "tensor": {"tensor_parallel_size": 2},
-    "expert": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    "expert": EXPERT,
+    "balanced": EXPERT | {"enable_eplb": True, "eplb_config": {"window_size": 8, "step_interval": 16}},
+    "data": {"data_parallel_size": 2, "enable_expert_parallel": True, "distributed_executor_backend": "external_launcher"},
 }
 PROMPTS, GENERATED = 16, 64
 
@@ -31,16 +42,24 @@ def run(folder, contender, layout):
     from vllm import SamplingParams
 
     llm = start(folder, "shared", contender, **LAYOUTS[layout])
+    # torchrun sets these. Each rank has other prompts, so a token that comes back to the wrong rank is found.
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     llm.apply_model(keep_logits)
     parameters = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1, detokenize=False)
-    llm.generate([prompt(TOKENS)], parameters, use_tqdm=False)
+    llm.generate([prompt(TOKENS, 1 + PROMPTS * rank)], parameters, use_tqdm=False)
     logits = llm.apply_model(kept_logits)[0]
     assert len(logits) >= 1000, logits.shape
     parameters = SamplingParams(max_tokens=GENERATED, temperature=0, logprobs=2, ignore_eos=True, detokenize=False)
-    outputs = llm.generate([prompt(20 + 11 * index, index + 2) for index in range(PROMPTS)], parameters, use_tqdm=False)
+    prompts = [prompt(20 + 11 * index, index + 2) for index in range(PROMPTS)]
+    outputs = llm.generate(prompts[rank::ranks], parameters, use_tqdm=False)
     greedy = [[(token, margin(of)) for token, of in zip(output.outputs[0].token_ids, output.outputs[0].logprobs)] for output in outputs]
-    torch.save({"logits": logits, "greedy": greedy}, folder / f"{layout}-{contender}.pt")
-    print(f"{contender} {layout}: logits of {len(logits)} tokens, standard deviation {logits.std():.3f}", flush=True)
+    if ranks > 1:
+        of_ranks = [None] * ranks
+        torch.distributed.all_gather_object(of_ranks, greedy)
+        greedy = [of_ranks[index % ranks][index // ranks] for index in range(PROMPTS)]
+    if rank == 0:
+        torch.save({"logits": logits, "greedy": greedy}, folder / f"{layout}-{contender}.pt")
+        print(f"{contender} {layout}: logits of {len(logits)} tokens, standard deviation {logits.std():.3f}", flush=True)
 
 
 def margin(logprobs):
@@ -55,8 +74,11 @@ def compare(folder):
     rows = {}
     for contender in ("nvfp4", "marlin"):
         one = torch.load(folder / f"one-{contender}.pt")
-        for layout in ("tensor", "expert"):
-            two = torch.load(folder / f"{layout}-{contender}.pt")
+        for layout in LAYOUTS:
+            file = folder / f"{layout}-{contender}.pt"
+            if layout == "one" or not file.exists():
+                continue
+            two = torch.load(file)
             want, got = one["logits"].double(), two["logits"].double()
             largest = (got - want).abs().amax(-1)
             first, second = want.topk(2).values.unbind(-1)
@@ -68,7 +90,7 @@ def compare(folder):
                 "clear": int(clear.sum()), "clear_and_other": int((clear & ~agree).sum()), "same_first": agree.double().mean().item(),
             }  # fmt: skip
             rows[f"{contender} {layout}"] = row | followed(one["greedy"], two["greedy"], 2 * row["largest"])
-            print(f"{contender:6} {layout:6}: {rows[f'{contender} {layout}']}", flush=True)
+            print(f"{contender:6} {layout:8}: {rows[f'{contender} {layout}']}", flush=True)
     (folder / "parallel.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 

@@ -2,7 +2,7 @@
 """Records the results of `generate.py`, `logits.py` and `parallel.py`.
 
     record.py FOLDER VERSION     reads MODEL-CONTENDER.json, logits.json and parallel.json from the folder, as far as they
-                                 exist; writes the entry VERSION (of vLLM) of benches/lab/h200-vllm.json, and prints tables
+                                 exist; writes them into the entry VERSION (of vLLM) of benches/lab/h200-vllm.json, and prints tables
 
 `docs/book/tools/figures.py` draws them.
 """
@@ -33,7 +33,8 @@ def main():
         run = json.loads(file.read_text())
         if file.stem not in found:
             found.setdefault("generate", {}).setdefault(run["model"], {})[run["contender"]] = run
-    recorded = json.loads(RECORDED.read_text()) | {version: found}
+    recorded = json.loads(RECORDED.read_text())
+    recorded[version] = recorded.get(version, {}) | found
     RECORDED.write_text(json.dumps(recorded, indent=1) + "\n")
     for model, runs in found.get("generate", {}).items():
         print(f"\n{model}\n")
