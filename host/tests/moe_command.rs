@@ -25,7 +25,7 @@ fn built_in_layer_runs_and_is_verified() {
     assert_eq!(lines[1], "layer     H 160, I 48, 4 experts, top 2, a shared expert of I 112, silu");
     assert_eq!(lines[2], "step      9 tokens, 18 rows of 4 experts, at most 6 per expert");
     // 4 · 3 · 160 · 48 and 3 · 160 · 112 elements of 9/16 byte; 9 · 160 elements of 2 bytes, in and out.
-    assert_eq!(lines[3], "bytes     87.8 kB, 82.1 kB of them weights of the experts in use");
+    assert_eq!(lines[3], "bytes     87.8 kB, 82.1 kB of them weights of the experts in use and the shared expert");
     assert!(lines[4].starts_with("time      median ") && lines[5].starts_with("rate      "), "{text}");
     for stage in ["intermediate", "down projection", "shared expert's intermediate", "shared expert's down projection"]
     {
@@ -142,6 +142,41 @@ fn layers_and_group_shapes_are_listed() {
     for name in ["decode-16", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-120b", "deepseek-r1-rank", "layer-test-9"] {
         assert!(text.lines().any(|line| line.trim_start().starts_with(name)), "{name}: {text}");
     }
+    for line in text.lines() {
+        assert!(line.chars().count() <= 100, "more than 100 columns: {line}");
+    }
+}
+
+#[test]
+fn too_large_layer_is_refused_with_a_rank_that_fits() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("large.json");
+    let layer =
+        r#"{"name": "large", "hidden": 16384, "intermediate": 32768, "experts": 1024, "top_k": 1, "tokens": 1}"#;
+    std::fs::write(&path, layer).unwrap();
+    let output = nvfp4(&format!("run --op moe --backend cpu --shape {}", path.display()));
+    let error = String::from_utf8(output.stderr).unwrap();
+    // A rank of 1024 needs 6 GB.
+    let rank = format!("run the part of one GPU, --shape {}@ep", path.display());
+    assert!(error.contains("the shape needs about 1.9 TB of memory") && error.contains(&rank), "{error}");
+}
+
+#[test]
+fn part_of_a_built_in_layer_needs_no_op() {
+    let text = stdout(nvfp4("run --shape layer-test-8@ep2 --backend cpu --repeat 1"));
+    assert!(text.starts_with("layer-test-8@ep2 moe · ") && text.contains("2 experts of 16"), "{text}");
+}
+
+#[test]
+fn report_says_that_no_routed_expert_was_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rank.json");
+    let layer = r#"{"name": "rank", "hidden": 32, "intermediate": 16, "experts": 1, "named_experts": 1024, "top_k": 1, "tokens": 1, "shared_intermediate": 16}"#;
+    std::fs::write(&path, layer).unwrap();
+    let text = stdout(nvfp4(&format!("run --op moe --backend cpu --repeat 1 --shape {}", path.display())));
+    assert!(text.contains("step      1 token, 0 rows of 0 experts, at most 0 per expert"), "{text}");
+    assert!(text.contains("of them weights of the shared expert\n"), "{text}");
+    assert!(text.contains("; no token names an expert of this layer, so no routed expert was checked\n"), "{text}");
 }
 
 #[test]

@@ -42,6 +42,15 @@ LINEAR = dict(
     layer_types=["full_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16,
     linear_value_head_dim=16, shared_expert_intermediate_size=32,
 )  # fmt: skip
+# Attention over chosen tokens.
+INDEXED = dict(index_topk=16, index_head_dim=16, index_n_heads=2)
+# DeepSeek-V4's attention.
+COMPRESSED = INDEXED | dict(
+    num_key_value_heads=1, q_lora_rank=16, o_groups=2, o_lora_rank=16, sliding_window=16, layer_types=["sliding_attention"] * 2,
+    hc_mult=2, num_nextn_predict_layers=0,
+)  # fmt: skip
+# The second of two layers has experts.
+SPARSE_LAST = dict(layer_types=["full_attention"] * 2, mlp_layer_types=["dense", "sparse"])
 # Family, with a variant after a space: configuration, layer, and its modules whose outputs are added up.
 FAMILIES = {
     "qwen2_moe": (dict(shared_expert_intermediate_size=32, decoder_sparse_step=1), 1, ["mlp"]),
@@ -105,6 +114,54 @@ FAMILIES = {
         1,
         ["feed_forward"],
     ),
+    "deepseek_v32": (LATENT | INDEXED | dict(norm_topk_prob=True), 1, ["mlp"]),
+    "deepseek_v4": (COMPRESSED | dict(mlp_layer_types=["hash_moe", "moe"], swiglu_limit=0.5), 1, ["mlp"]),
+    "deepseek_v4 by token id": (COMPRESSED | dict(mlp_layer_types=["hash_moe", "moe"], swiglu_limit=0.5), 0, ["mlp"]),
+    "glm_moe_dsa": (LATENT | INDEXED | dict(norm_topk_prob=True), 1, ["mlp"]),
+    "glm4_moe_lite": (LATENT | dict(norm_topk_prob=True), 1, ["mlp"]),
+    "glm5_next_text": (
+        LATENT | INDEXED | SPARSE_LAST | dict(norm_topk_prob=True, swiglu_limit=0.5, head_dim=0, qk_rope_head_dim=0,
+                                              layer_types=["linear_attention"] * 2, linear_head_dim=16, linear_num_heads=4),
+        1,
+        ["mlp"],
+    ),
+    "minimax_m3_vl_text": (
+        SPARSE_LAST | dict(intermediate_size=INTER, dense_intermediate_size=96, shared_intermediate_size=80, rotary_dim=8), 1, ["mlp"]
+    ),
+    "step3p7_text": (SPARSE_LAST | dict(share_expert_dim=80, moe_router_scaling_factor=3.0), 1, ["mlp"]),
+    "step3p7_text clamped": (
+        SPARSE_LAST | dict(share_expert_dim=80, swiglu_limits=[0, 0.5], swiglu_limits_shared=[0, 1.5]), 1, ["mlp"]
+    ),
+    "step3p7_text half clamped": (SPARSE_LAST | dict(share_expert_dim=80, swiglu_limits=[0, 0.5]), 1, ["mlp"]),
+    "kimi_linear": (LATENT | SPARSE_LAST | dict(q_lora_rank=None, norm_topk_prob=True), 1, ["mlp"]),
+    "longcat_flash": (
+        LATENT | dict(num_layers=2, num_hidden_layers=4, ffn_hidden_size=96, expert_ffn_hidden_size=INTER, zero_expert_num=4), 1, ["mlp"]
+    ),
+    "hy_v3": (SPARSE_LAST | dict(num_shared_experts=1), 1, ["mlp"]),
+    "hy_v4": (LATENT | INDEXED | SPARSE_LAST | dict(norm_topk_prob=True, swiglu_limit=0.5), 1, ["mlp"]),
+    "mistral4": (LATENT | dict(norm_topk_prob=True, n_group=1, topk_group=1), 1, ["mlp"]),
+    "mistral4 groups": (LATENT | dict(norm_topk_prob=True, num_experts_per_tok=4), 1, ["mlp"]),
+    "mistral_large4_text": (LATENT | INDEXED | SPARSE_LAST | dict(n_group=1, topk_group=1), 1, ["mlp"]),
+    "axk1": (LATENT | dict(norm_topk_prob=True), 1, ["mlp"]),
+    "axk2": (LATENT | INDEXED | SPARSE_LAST | dict(norm_topk_prob=True, n_group=None, topk_group=None), 1, ["mlp"]),
+    "cohere2_moe": (SPARSE_LAST | dict(intermediate_size=INTER), 1, ["mlp"]),
+    "cohere2_moe sigmoid": (SPARSE_LAST | dict(intermediate_size=INTER, expert_selection_fn="sigmoid"), 1, ["mlp"]),
+    "cohere2_moe shared": (SPARSE_LAST | dict(intermediate_size=INTER, num_shared_experts=1), 1, ["mlp"]),
+    "laguna": (
+        SPARSE_LAST | dict(shared_expert_intermediate_size=32, moe_routed_scaling_factor=2.5, num_attention_heads_per_layer=[4, 4]),
+        1,
+        ["mlp"],
+    ),
+    "mellum": (SPARSE_LAST, 1, ["mlp"]),
+    "granitemoe_swa": (
+        SPARSE_LAST | dict(intermediate_size=INTER, shared_intermediate_size=80), 1, ["block_sparse_moe", "shared_mlp"]
+    ),
+    "dots3_note_text": (LATENT | INDEXED | SPARSE_LAST | dict(norm_topk_prob=True), 1, ["mlp"]),
+    "kolibri1": (SPARSE_LAST | dict(shared_expert_intermediate_size=32), 1, ["mlp"]),
+    "lara_mini": (LINEAR | dict(norm_topk_prob=True), 1, ["mlp"]),
+    "beam": (SPARSE_LAST | dict(n_group=4, topk_group=2), 1, ["mlp"]),
+    "sarvam_moe": (LATENT | dict(norm_topk_prob=True), 1, ["mlp"]),
+    "qwen3_vl_moe_text": ({}, 1, ["mlp"]),
 }  # fmt: skip
 
 
@@ -121,6 +178,17 @@ FUSED = {
 
 def command(nvfp4, *arguments):
     return subprocess.run([nvfp4, *map(str, arguments)], capture_output=True, text=True)
+
+
+def classes_of(family, values):
+    """Returns the configuration of a family, and the class of its language model."""
+    if family == "step3p7_text":
+        from transformers.models.step3p7 import configuration_step3p7, modeling_step3p7
+
+        return configuration_step3p7.Step3p7TextConfig(**values), modeling_step3p7.Step3p7TextModel
+    config = transformers.AutoConfig.for_model(family, **values)
+    mapping = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    return config, (mapping if type(config) in mapping else transformers.MODEL_MAPPING)[type(config)]
 
 
 def layers_of(model):
@@ -143,6 +211,10 @@ def randomize(model, generator):
             else:
                 continue
             tensor.copy_(numbers.to(torch.bfloat16))
+        for name, table in model.named_buffers():
+            if "tid2eid" in name:
+                order = torch.rand(len(table), EXPERTS, generator=generator).argsort(1)
+                table.copy_(order[:, : table.shape[1]])
 
 
 def output(layer, names, tokens):
@@ -158,7 +230,12 @@ def output(layer, names, tokens):
         return sums[0].reshape(tokens.shape)
     total = 0
     for name in names:
-        result = getattr(layer, name)(tokens[None])
+        module = getattr(layer, name)
+        if hasattr(module, "post_mlp_layernorm"):
+            # In the checkpoint of A.X-K1, this norm lies behind the block.
+            module.post_mlp_layernorm = torch.nn.Identity()
+        ids = dict(input_ids=torch.arange(len(tokens))[None]) if getattr(module, "is_hash", False) else {}
+        result = module(tokens[None], **ids)
         result = result[0] if isinstance(result, tuple) else result
         total = total + result.reshape(tokens.shape)
     return total
@@ -184,24 +261,25 @@ def fuse(source, large):
 def compare(nvfp4, family, folder):
     """Returns what became of a family, and a number or words about it."""
     values, index, names = FAMILIES[family]
-    config = transformers.AutoConfig.for_model(family.split()[0], **(COMMON | values))
+    config, cls = classes_of(family.split()[0], COMMON | values)
     config._experts_implementation = config._attn_implementation = "eager"
     generator = torch.Generator().manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = cls._from_config(config, dtype=torch.float32)
     randomize(model, generator)
     source, small, large = folder / "source", folder / "nvfp4", folder / "f32"
-    model.to(torch.bfloat16).save_pretrained(source)
+    # Transformers would give the gates of Hy4's blocks the name of its attention's gates.
+    model.to(torch.bfloat16).save_pretrained(source, save_original_format=not family.startswith("hy_v4"))
     for step in (("quantize", source, small), ("dequantize", small, large, "--dtype", "f32")):
         done = command(nvfp4, *step)
         if done.returncode:
             return f"{step[0]} refused", done.stderr.strip().replace(f"{folder}/", "")
     fuse(source, large)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(large, dtype=torch.float32, output_loading_info=True)
+    loaded = cls.from_pretrained(large, dtype=torch.float32, output_loading_info=True)
     model, info = loaded
     if any(info[key] for key in ("missing_keys", "mismatched_keys", "unexpected_keys")):
         return "failed", f"Transformers cannot load all tensors: {info}"
     tokens = torch.randn(TOKENS, HIDDEN, generator=generator).to(torch.bfloat16)
-    save_file({"hidden": tokens}, folder / "tokens.safetensors")
+    save_file({"hidden": tokens, "token_ids": torch.arange(TOKENS, dtype=torch.int32)}, folder / "tokens.safetensors")
     arguments = ("--layer", index, "--activations", folder / "tokens.safetensors", "--output", folder / "out.safetensors")
     done = command(nvfp4, "run", "--backend", "cpu", "--op", "moe", "--weights", small, *arguments, "--repeat", 1)
     if done.returncode:
@@ -225,7 +303,7 @@ def main():
                 verdict, words = compare(nvfp4, family, pathlib.Path(folder))
             except Exception as error:  # noqa: BLE001: one family must not end the table
                 verdict, words = "failed", f"{type(error).__name__}: {error}".replace("\n", " ")
-        print(f"{family:20} {verdict:18} {words[:300]}", flush=True)
+        print(f"{family:25} {verdict:8} {words[:300]}", flush=True)
         if verdict == "failed":
             failed.append(family)
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)

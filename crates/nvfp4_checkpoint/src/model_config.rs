@@ -107,13 +107,16 @@ impl ModelConfig {
         const COUNTS: [&str; 4] =
             ["n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"];
         // Other models have these keys without a shared expert.
-        const WIDTHS: [(&str, &str); 6] = [
+        const WIDTHS: [(&str, &str); 9] = [
             ("qwen2_moe", "shared_expert_intermediate_size"),
             ("qwen3_next", "shared_expert_intermediate_size"),
             ("qwen3_5", "shared_expert_intermediate_size"),
             ("qwen3_6", "shared_expert_intermediate_size"),
             ("granitemoe", "shared_intermediate_size"),
             ("step3", "share_expert_dim"),
+            ("laguna", "shared_expert_intermediate_size"),
+            ("lara_mini", "shared_expert_intermediate_size"),
+            ("minimax_m3", "shared_intermediate_size"),
         ];
         let width = || {
             let (_, key) = WIDTHS.iter().find(|(model, _)| self.is_model(model))?;
@@ -121,6 +124,24 @@ impl ModelConfig {
         };
         let said = self.number_of_layer(&COUNTS, layer).or_else(width);
         said.filter(|(_, number)| *number > 0)
+    }
+
+    /// Refuses a model that combines the outputs of shared and routed experts in another way than by their sum. Cohere's
+    /// modules average them.
+    ///
+    /// # Errors
+    /// Returns an error if the configuration names another combination than the sum.
+    pub(super) fn check_sum_with_shared(&self) -> Result<(), Error> {
+        const KEY: &str = "shared_expert_combination_strategy";
+        // Cohere's modules take the average if the key is missing.
+        let default = self.is_model("cohere2_moe").then_some("average");
+        match self.get(KEY).and_then(Value::as_str).or(default) {
+            None | Some("sum") => Ok(()),
+            Some(word) => {
+                let what = format!("{KEY} is {word}, but only the sum of routed and shared experts is computed");
+                Err(Error::NotComputed(what).at(self.path.display()))
+            }
+        }
     }
 
     /// Refuses a model whose experts do not compute `silu(gate) · up`.
@@ -140,8 +161,8 @@ impl ModelConfig {
     /// Returns the activation of the routed experts of an MoE layer, or of its shared expert (`is_shared`), whose limit may
     /// be another one.
     ///
-    /// Sources: `GptOssExperts`, `MiniMaxM3VLExperts`, `DeepseekV4Experts`, `Glm5NextExperts`, `HyV4Experts` and
-    /// `Step3p7Experts` in transformers; `SituAndMul` and `SiluAndMulWithClamp` in vLLM.
+    /// Sources: `GptOssExperts`, `MiniMaxM3VLExperts`, `DeepseekV4Experts`, `Glm5NextTextMLP`, `HYV4MLP`, `HYV4Experts`,
+    /// `Step3p7MLP` and `Step3p7Experts` in transformers; `SituAndMul` and `SiluAndMulWithClamp` in vLLM.
     ///
     /// # Errors
     /// Returns an error if the activation is not supported in MoE layers.
@@ -204,7 +225,9 @@ impl ModelConfig {
             found.map(|limit| limit as f32)
         };
         let shared_keys = ["swiglu_limit_shared", "swiglu_limits_shared"];
-        let has_own = is_shared && shared_keys.iter().any(|key| self.get(key).is_some());
+        // Other models clamp the shared expert with the routed experts' limit, unless the shared expert has its own.
+        let is_apart = ["step3", "step5", "hy_v4"].iter().any(|model| self.is_model(model));
+        let has_own = is_shared && (is_apart || shared_keys.iter().any(|key| self.get(key).is_some()));
         let limit = of_keys(if has_own { shared_keys } else { ["swiglu_limit", "swiglu_limits"] });
         if let Some(alpha) = self.get("swiglu_alpha").filter(|alpha| alpha.as_f64() != Some(1.0)) {
             let what = format!("swiglu_alpha is {alpha}; only silu(gate) * up without a factor is supported");
@@ -581,8 +604,15 @@ mod tests {
 
     use super::*;
 
+    impl ModelConfig {
+        /// A configuration for tests.
+        pub(crate) fn of_test(config: Value) -> Self {
+            Self { path: "config.json".into(), config, stack: None, older: None }
+        }
+    }
+
     fn config(config: Value) -> ModelConfig {
-        ModelConfig { path: "config.json".into(), config, stack: None, older: None }
+        ModelConfig::of_test(config)
     }
 
     #[test]
@@ -641,7 +671,7 @@ mod tests {
             (json!({"model_type": "step3p5", "swiglu_limits": [0, 7]}), Activation::SwigluStep { limit: 7.0 }),
             (json!({"model_type": "step3p5", "swiglu_limits": [7, 0.0]}), Activation::Silu),
         ] {
-            assert_eq!(config(value).activation(1, true).unwrap(), activation);
+            assert_eq!(config(value).activation(1, false).unwrap(), activation);
         }
         for (value, words) in [
             (
@@ -660,6 +690,29 @@ mod tests {
         let of = |layer| [false, true].map(|is_shared| step.activation(layer, is_shared).unwrap());
         assert_eq!(of(0), [Activation::Silu, Activation::SwigluStep { limit: 16.0 }]);
         assert_eq!(of(1), [Activation::SwigluStep { limit: 7.0 }, Activation::Silu]);
+        // Without a limit of its own, the shared expert of these models has none; in DeepSeek-V4 it has the routed experts'.
+        let limit = 7.0;
+        for (model, routed, shared) in [
+            ("step3p7_text", Activation::SwigluStep { limit }, Activation::Silu),
+            ("hy_v4", Activation::SiluLimit { limit }, Activation::Silu),
+            ("glm5_next_text", Activation::SiluLimit { limit }, Activation::SiluLimit { limit }),
+            ("deepseek_v4", Activation::SiluLimit { limit }, Activation::SiluLimit { limit }),
+        ] {
+            let config = config(json!({"model_type": model, "swiglu_limit": limit}));
+            assert_eq!([false, true].map(|is_shared| config.activation(0, is_shared).unwrap()), [routed, shared]);
+        }
+    }
+
+    #[test]
+    fn shared_expert_is_refused_unless_it_is_added() {
+        let average = json!({"shared_expert_combination_strategy": "average"});
+        for config in [config(average), config(json!({"model_type": "cohere2_moe"}))] {
+            let message = config.check_sum_with_shared().unwrap_err().to_string();
+            assert!(message.contains("shared_expert_combination_strategy is average"), "{message}");
+        }
+        for value in [json!({}), json!({"model_type": "cohere2_moe", "shared_expert_combination_strategy": "sum"})] {
+            assert!(config(value).check_sum_with_shared().is_ok());
+        }
     }
 
     #[test]

@@ -234,13 +234,18 @@ impl Checkpoint {
             router: Some(of_router.chain(around_experts.map(String::as_str)).collect()),
             on_host,
         };
+        let config = ModelConfig::beside(self)?;
+        // The name of a router says more than the name of its first tensor.
+        config.iter().try_for_each(|config| {
+            RouterRule::check_computed(config).map_err(|error| error.at(config.path().display()))
+        })?;
         let tensors = self.account(&scope)?;
         let router = router.ok_or_else(|| {
             let names = ROUTER_WEIGHTS.map(|name| format!("{}{name}.weight", routed.path()));
             let name = format!("the router ({})", names.join(" or "));
             at(Error::Missing { name, remedy: DOWNLOAD.into() })
         })?;
-        let config = ModelConfig::beside(self)?.ok_or_else(|| {
+        let config = config.ok_or_else(|| {
             let remedy = "it defines the router; give the folder of the whole model".into();
             at(Error::Missing { name: "config.json".into(), remedy })
         })?;
@@ -249,6 +254,9 @@ impl Checkpoint {
         if let (Some((key, value)), None) = (config.shared_experts(layer), beside) {
             let name = format!("the shared expert of layer {layer} ({key} is {value})");
             return Err(at_config(Error::Missing { name, remedy: "give the folder of the whole model".into() }));
+        }
+        if beside.is_some() {
+            config.check_sum_with_shared()?;
         }
         let is_gated = ["qwen2_moe", "qwen3_next", "qwen3_5", "qwen3_6"].iter().any(|model| config.is_model(model));
         if beside.is_some() && router.shared_gate.is_none() && is_gated {
@@ -270,6 +278,7 @@ impl Checkpoint {
         })?;
         let rule = RouterRule::of(&config, router.corrections.is_some()).map_err(at_config)?;
         self.check_router_norm(&config, &router)?;
+        check_router_parts(&config, &router, layer).map_err(at)?;
         Ok(Plan { routed, beside, activation, top_k, router, around, rule, tensors, config })
     }
 
@@ -435,7 +444,8 @@ impl Checkpoint {
         let matrix = ROUTER_WEIGHTS.iter().find_map(|name| existing(format!("{path}{name}.weight")))?;
         let module = matrix.strip_suffix(".weight").expect("the name ends in .weight");
         let corrections = CORRECTIONS.iter().find_map(|name| {
-            let places = [format!("{module}.{name}"), format!("{path}{name}"), format!("{path}moe_statics.{name}")];
+            let beside = ["", "moe_statics.", "experts."].map(|part| format!("{path}{part}{name}"));
+            let places = [format!("{module}.{name}")].into_iter().chain(beside);
             places.into_iter().find_map(existing)
         });
         let beside = |part: &str| existing(format!("{}.{part}", module.strip_suffix(".proj")?));
@@ -484,8 +494,7 @@ impl Checkpoint {
         let shape = if names.corrections.as_ref().is_some_and(is_row) { &of_row[..] } else { &of_experts };
         let mut corrections = some(&names.corrections, shape, "[experts]")?;
         let table = names.table.as_ref().map(|name| self.table(name, sizes.top_k)).transpose()?;
-        // DeepSeek's own files call the corrections the router's bias.
-        if corrections.is_none() && plan.rule.has_corrections() && plan.config.is_model("deepseek") {
+        if corrections.is_none() && plan.rule.has_corrections() && has_corrections_as_bias(&plan.config) {
             corrections = bias.take();
         }
         let expert_scale = some(&names.expert_scale, &of_experts, "[experts]")?.unwrap_or_default();
@@ -495,9 +504,43 @@ impl Checkpoint {
         let scoring = plan.rule.scoring(sizes.experts, corrections, expert_scale, table);
         let at_config = |error: Error| error.at(plan.config.path().display());
         let rule = Router::new(sizes.experts, sizes.top_k, scoring).map_err(at_config)?;
+        for (name, numbers) in [
+            (Some(&names.matrix), Some(&matrix)),
+            (names.bias.as_ref(), bias.as_ref()),
+            (names.shared_gate.as_ref(), shared_gate.as_ref()),
+        ] {
+            let (Some(name), Some(numbers)) = (name, numbers) else { continue };
+            if let Some(at) = numbers.iter().position(|number| !number.is_finite()) {
+                let what = format!("element {at} is {}; a router needs finite numbers; {DOWNLOAD}", numbers[at]);
+                return Err(Error::Invalid(what).at(self.place(name)));
+            }
+        }
         let bias = bias.unwrap_or_else(|| vec![0.0; sizes.experts]);
         let (factor, transform) = (plan.rule.factor(), None);
         Ok(LayerRouter { matrix, bias, norm, shared_gate, rule, factor, transform })
+    }
+}
+
+/// Whether the model's files store the corrections of the router's choice as the router's bias, as DeepSeek's own files do.
+fn has_corrections_as_bias(config: &ModelConfig) -> bool {
+    config.is_model("deepseek")
+}
+
+/// Refuses a router without a part that the configuration says it has.
+fn check_router_parts(config: &ModelConfig, router: &RouterTensors, layer: usize) -> Result<(), Error> {
+    let missing = |name: String| Err(Error::Missing { name, remedy: DOWNLOAD.into() });
+    if router.table.is_some() {
+        return Ok(());
+    }
+    if let Some(said) = RouterRule::says_table(config, layer) {
+        return missing(format!("the table of experts by token id (tid2eid) of layer {layer} ({said})"));
+    }
+    let has_corrections = router.corrections.is_some() || has_corrections_as_bias(config) && router.bias.is_some();
+    match RouterRule::says_corrections(config).filter(|_| !has_corrections) {
+        Some(said) => {
+            missing(format!("the corrections of the router of layer {layer} ({}; {said})", CORRECTIONS.join(" or ")))
+        }
+        None => Ok(()),
     }
 }
 

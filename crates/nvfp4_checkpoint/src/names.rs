@@ -287,8 +287,12 @@ pub(crate) fn is_no_feed_forward(segment: &str) -> bool {
         "laurel",
         "altup",
     ];
+    // `attn_mlp` is a branch that adds to the output, `attn_mlp_norm` is a norm.
+    const BRANCHES: [&str; 4] = ["mlp", "ffn", "moe", "expert"];
+    let has = |parts: &[&str]| parts.iter().any(|part| segment.contains(part));
+    let is_branch = has(&["attn", "attention"]) && has(&BRANCHES) && !segment.contains("norm");
     let is_word = |word: &str| WORDS.contains(&word.trim_end_matches(|c: char| c.is_ascii_digit()));
-    PARTS.iter().any(|part| segment.contains(part)) || segment.split('_').any(is_word)
+    !is_branch && has(&PARTS) || segment.split('_').any(is_word)
 }
 
 /// Returns the first segment of a tensor's name after the number of its layer.
@@ -548,14 +552,20 @@ mod tests {
             "model.layers.3.short_conv.weight",
             "model.layers.3.post_attention_layernorm.weight",
             "model.layers.3.ln_2.weight",
+            "model.layers.3.attn_mlp_norm.weight",
             "layers.3.hc_ffn_fn",
             "model.layers.3.layer_scalar",
         ] {
             assert!(is_no_feed_forward(below_layer(name).unwrap()), "{name}");
         }
-        for name in
-            ["model.layers.3.mlp.x", "model.layers.3.residual_mlp.w1", "model.layers.3.shared_mlp.x", "layers.3.ffn"]
-        {
+        for name in [
+            "model.layers.3.mlp.x",
+            "model.layers.3.residual_mlp.w1",
+            "model.layers.3.shared_mlp.x",
+            "layers.3.ffn",
+            "model.layers.3.attn_mlp.w1",
+            "layers.3.attention_expert",
+        ] {
             assert!(!is_no_feed_forward(below_layer(name).unwrap()), "{name}");
         }
         assert_eq!(below_layer("layers.3"), None);

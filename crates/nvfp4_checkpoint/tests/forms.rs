@@ -266,7 +266,7 @@ fn experts_in_floats_do_not_run_but_shared_experts_do() {
         (weight.runs.clone(), weight.why_not.clone().unwrap_or_default())
     };
     let config =
-        r#"{"model_type": "glm4_moe", "num_experts_per_tok": 1, "norm_topk_prob": true, "hidden_act": "silu"}"#;
+        r#"{"model_type": "glm4_moe", "num_experts_per_tok": 1, "norm_topk_prob": true, "use_routing_bias": false}"#;
     std::fs::write(folder.join("config.json"), config).unwrap();
     let mut tensors = Tensors::default();
     tensors

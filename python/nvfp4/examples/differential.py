@@ -35,7 +35,8 @@ def compared(name, experts, activation, activate, hidden, count, top_k, interlea
         gate_up = experts.gate_up_proj.data.transpose(1, 2).contiguous()
         down = experts.down_proj.data.transpose(1, 2).contiguous()
         gate, up = (gate_up[:, part::2].contiguous() for part in (0, 1))
-        gate, up, quantized_down = (rounded(part) for part in (parts := (gate, up, down)))
+        parts = (gate, up, down)
+        gate, up, quantized_down = (rounded(part) for part in parts)
         for part, numbers in enumerate(parts[:2]):
             experts.gate_up_proj.data[:, :, part::2] = numbers.transpose(1, 2)
         experts.down_proj.data = down.transpose(1, 2).contiguous()

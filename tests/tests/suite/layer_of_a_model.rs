@@ -616,8 +616,7 @@ fn experts_without_a_gate_make_a_relu2_layer() {
     let mut tensors = apart(Format::ModelOpt);
     let gates = tensors.iter().map(|(name, _)| name.to_owned()).filter(|name| name.contains("gate_proj"));
     gates.collect::<Vec<_>>().iter().for_each(|name| _ = tensors.remove(name));
-    let config =
-        json!({"model_type": "some", "num_experts_per_tok": 2, "norm_topk_prob": true, "mlp_hidden_act": "relu2"});
+    let config = json!({"model_type": "some", "scoring_func": "softmax", "num_experts_per_tok": 2, "norm_topk_prob": true, "mlp_hidden_act": "relu2"});
     assert_eq!(layer_of(&tensors, config.clone()).len(), 2 * EXPERTS);
     // Models call the activation the same with a gate.
     with_layer(&apart(Format::ModelOpt), config, |layer, _| {
@@ -700,7 +699,7 @@ fn latent([before, after]: [&str; 2], form: &str) -> (Tensors, Value) {
     tensors.set_nvfp4(&format!("{BLOCK}.shared_experts.up_proj"), Format::ModelOpt, [64, WIDE], 90);
     tensors.set_nvfp4(&format!("{BLOCK}.shared_experts.down_proj"), Format::ModelOpt, [WIDE, 64], 91);
     let config = json!({"model_type": "nemotron_h", "num_experts_per_tok": 2, "norm_topk_prob": true,
-        "mlp_hidden_act": "relu2", "n_shared_experts": 1, "rms_norm_eps": EPSILON});
+        "mlp_hidden_act": "relu2", "n_shared_experts": 1, "rms_norm_eps": EPSILON, "use_routing_bias": false});
     (tensors, config)
 }
 
@@ -1252,6 +1251,22 @@ fn unsupported_layer_is_refused_with_file_tensor_and_remedy() {
         (with("model_type", json!("llama4_text")), "MODEL/config.json: router: top_k of sigmoid top-1 = 2"),
         (with("hidden_act", json!("mish")), "MODEL/config.json: hidden_act is \"mish\""),
         (with("num_experts_per_tok", json!(0)), "MODEL: layer 3: top_k = 0 is not from 1 to 32"),
+        (
+            with("model_type", json!("some")),
+            "MODEL/config.json: scoring_func is missing; the router of some is unknown",
+        ),
+        (
+            with("routed_scaling_factor", json!("2.5")),
+            "MODEL/config.json: routed_scaling_factor is \"2.5\", which is not",
+        ),
+        (
+            with("use_routing_bias", json!(true)),
+            "MODEL: the corrections of the router of layer 3 (e_score_correction_bias",
+        ),
+        (
+            with("num_hash_layers", json!(4)),
+            "MODEL: the table of experts by token id (tid2eid) of layer 3 (num_hash_layers is 4)",
+        ),
     ] {
         let error = refusal(config, |_| ());
         assert!(error.starts_with(words), "{error}");
@@ -1269,6 +1284,10 @@ fn unsupported_layer_is_refused_with_file_tensor_and_remedy() {
         (change(&gate, None), "MODEL: the router (model.layers.3.mlp.gate.weight or ".to_owned()),
         (change(&gate, Some(f32s(&[2, HIDDEN], &[0.0; 64]))), format!("{file}{gate}: its shape is [2, 32]")),
         (change(&gate, Some(raw(Dtype::U8, &[3, HIDDEN], &[0; 96]))), format!("{file}{gate}: ")),
+        (
+            change(&gate, Some(f32s(&[3, HIDDEN], &[f32::NAN; 96]))),
+            format!("{file}{gate}: element 0 is NaN; a router needs finite numbers"),
+        ),
         (
             change(&format!("{BLOCK}.experts.1.up_proj.bias"), Some(f32s(&[15], &[0.0; 15]))),
             format!("{file}{BLOCK}.experts.1.up_proj.bias: its shape is [15]"),

@@ -222,9 +222,12 @@ impl Args {
         self.constant.iter().try_fold(card, set).map(Some)
     }
 
-    /// Whether a whole layer is computed: by --op, or because the shape is a built-in layer.
+    /// Whether a whole layer is computed: by --op, or because the shape is a built-in layer or a GPU's part of one.
     pub fn is_moe(&self) -> bool {
-        let is_layer = |name: &String| shape::builtin().iter().any(|layer| layer.name == *name);
+        let is_layer = |name: &String| {
+            let whole = name.split('@').next();
+            shape::builtin().iter().any(|layer| whole == Some(&layer.name))
+        };
         self.op == Some(Operation::Moe) || self.op.is_none() && self.shape.as_ref().is_some_and(is_layer)
     }
 

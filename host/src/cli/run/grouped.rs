@@ -123,7 +123,7 @@ fn check_memory(problem: &GroupedProblem) -> anyhow::Result<()> {
     let projections = problem.op().projections() as f64;
     let outputs = work.output_bytes as f64 * (1.0 + 8.0 * projections);
     let needed = 2.0 * projections * weights * 9.0 / 16.0 + 4.0 * largest + 8.0 * work.token_bytes as f64 + outputs;
-    job::check_present(needed, "use fewer or smaller groups")
+    job::check_present(needed, |_| "use fewer or smaller groups".into())
 }
 
 impl Job for GroupedJob<'_> {

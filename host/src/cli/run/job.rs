@@ -105,17 +105,18 @@ pub trait Job {
     fn write(&self, file: OutputFile, output: &OutputOf<Self>) -> Result<(), Error>;
 }
 
-/// Refuses work that needs more memory than this machine has.
-pub fn check_present(needed: f64, remedy: &str) -> anyhow::Result<()> {
+/// Refuses work that needs more memory than this machine has. `remedy` gets the bytes that this machine has.
+pub fn check_present(needed: f64, remedy: impl FnOnce(f64) -> String) -> anyhow::Result<()> {
     let ram = sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram());
     // If the system does not report its memory, the allocator fails instead.
     let Ok(system) = sysinfo::System::new_with_specifics(ram) else { return Ok(()) };
     let present = system.total_memory() as f64;
     if needed > present {
         bail!(
-            "the shape needs about {} of memory, but this machine has {}; {remedy}",
+            "the shape needs about {} of memory, but this machine has {}; {}",
             table::bytes(needed),
-            table::bytes(present)
+            table::bytes(present),
+            remedy(present)
         );
     }
     Ok(())

@@ -82,10 +82,8 @@ fn check_memory(tokens: usize, n: usize, k: usize) -> anyhow::Result<()> {
     let (m, n, k) = (tokens as f64, n as f64, k as f64);
     // The sum of: the weights and their prepared copy, each at 9/16 byte per element; f32 numbers while they are
     // quantized; 16-bit tokens and outputs, their copies on a device, and the f64 tokens of the reference.
-    job::check_present(
-        2.0 * n * k * 9.0 / 16.0 + 4.0 * n * k + 12.0 * m * (n + k),
-        "use fewer tokens or a smaller shape",
-    )
+    let needed = 2.0 * n * k * 9.0 / 16.0 + 4.0 * n * k + 12.0 * m * (n + k);
+    job::check_present(needed, |_| "use fewer tokens or a smaller shape".into())
 }
 
 /// A layer and its inputs.

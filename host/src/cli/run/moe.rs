@@ -52,7 +52,7 @@ pub fn run(args: &Args, backend: Box<dyn Backend>, out: &mut impl Write) -> anyh
     let shape = shape.with_token_format(token_format);
     let (generator, routing) = (args.input.unwrap_or(shape.input), args.routing.unwrap_or(shape.routing));
     let tokens = args.tokens.unwrap_or(shape.tokens);
-    check_memory(&shape.sizes(dtype), tokens)?;
+    check_memory(&shape.sizes(dtype), tokens, Some(name))?;
     let inputs = generate::inputs(&shape, generator, routing, dtype, tokens, args.seed)?;
     let weights = {
         let progress = Progress::new("generating", shape.experts + usize::from(shape.shared_intermediate.is_some()));
@@ -79,7 +79,7 @@ fn run_checkpoint(
     }
     let tokens = Tokens::of(args, TOKENS)?;
     let layer = checkpoint.moe_layer(number, tokens.dtype)?;
-    check_memory(&layer.weights.sizes(), tokens.count)?;
+    check_memory(&layer.weights.sizes(), tokens.count, None)?;
     let ids = layer.router.vocabulary().map(|vocabulary| tokens.ids(vocabulary)).transpose()?.unwrap_or_default();
     let mut inputs = layer.inputs(tokens.bits(args, layer.hidden())?, &ids)?;
     let token_format = args.token_format.unwrap_or(backend.moe_token_format());
@@ -124,6 +124,12 @@ impl MoeJob<'_> {
         tokens::output_file(args, checkpoint, dtype, [self.step.tokens(), hidden])
     }
 
+    /// Returns what a comparison did not cover, as the end of a sentence.
+    fn unchecked(&self) -> &'static str {
+        let is_idle = self.step.rows().hit_experts() == 0 && self.step.tokens() > 0;
+        if is_idle { "; no token names an expert of this layer, so no routed expert was checked" } else { "" }
+    }
+
     /// Returns the lines of text about sizes and inputs. `bytes`: bytes of a step.
     fn lines(&self, bytes: usize) -> Vec<String> {
         let (sizes, rows) = (self.step.sizes(), self.step.rows());
@@ -152,7 +158,12 @@ impl MoeJob<'_> {
             lines.push(format!("note      NVFP4 tokens are not possible: {}", printable(fault)));
         }
         lines.push(format!("step      {tokens}{by_scales}, {count} rows of {hit} experts, at most {most} per expert"));
-        lines.push(format!("bytes     {bytes}, {of_weights} of them weights of the experts in use"));
+        let whose = match (hit, sizes.shared_intermediate) {
+            (0, Some(_)) => "the shared expert",
+            (_, Some(_)) => "the experts in use and the shared expert",
+            (_, None) => "the experts in use",
+        };
+        lines.push(format!("bytes     {bytes}, {of_weights} of them weights of {whose}"));
         lines
     }
 }
@@ -247,7 +258,7 @@ impl Job for MoeJob<'_> {
                 unbounded: and_branch(MoeComparison::unbounded, &found),
                 first,
                 text: stage_table(&found).to_string(),
-                bound: "within the bounds of f32 sums, the output bit for bit".into(),
+                bound: format!("within the bounds of f32 sums, the output bit for bit{}", self.unchecked()),
             }),
         }
     }
@@ -275,13 +286,30 @@ fn stage_table(comparison: &MoeComparison) -> comfy_table::Table {
     stages
 }
 
-/// Refuses a layer that does not fit this machine's memory, before anything is allocated.
-fn check_memory(sizes: &MoeSizes, tokens: usize) -> anyhow::Result<()> {
+/// Refuses a layer that does not fit this machine's memory, before anything is allocated. `shape` is the word of --shape;
+/// the refusal names the part of it that one of the fewest ranks has and that fits.
+fn check_memory(sizes: &MoeSizes, tokens: usize, shape: Option<&str>) -> anyhow::Result<()> {
+    let part = |ranks: usize, present: f64| {
+        let part = format!("{}@ep{ranks}", shape?);
+        let fits = memory(&shape::find(&part).ok()?.sizes(sizes.dtype), tokens) <= present;
+        fits.then_some(part)
+    };
+    job::check_present(memory(sizes, tokens), |present| {
+        let ranks = (1..usize::BITS).map(|power| 1 << power).take_while(|&ranks| ranks <= sizes.experts);
+        match ranks.into_iter().find_map(|ranks| part(ranks, present)) {
+            Some(part) => format!("run the part of one GPU, --shape {part}, or use fewer tokens"),
+            None => "use fewer tokens or a smaller layer".into(),
+        }
+    })
+}
+
+/// Returns the number of bytes that a run of a layer needs, about.
+fn memory(sizes: &MoeSizes, tokens: usize) -> f64 {
     let widths = sizes.intermediate.saturating_mul(3).saturating_add(sizes.shared_intermediate.unwrap_or(0));
     let matrix = sizes.hidden as f64 * sizes.intermediate.max(sizes.shared_intermediate.unwrap_or(0)) as f64;
     // The sum of: the weights and their prepared copy, each at 9/16 byte per element; f32 numbers while one matrix is
     // quantized; 16-bit rows of the inputs and of two outputs, and the f32 sums of one expert.
     let weights = 3.0 * matrix * (sizes.experts + 1) as f64 * 2.0 * 9.0 / 16.0;
     let rows = tokens as f64 * (sizes.top_k + 1) as f64 * (widths + sizes.hidden) as f64;
-    job::check_present(weights + 4.0 * matrix + 8.0 * rows, "use fewer tokens or a smaller layer")
+    weights + 4.0 * matrix + 8.0 * rows
 }

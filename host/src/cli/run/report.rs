@@ -187,7 +187,7 @@ pub fn tokens_of(format: TokenFormat, count: usize) -> String {
         TokenFormat::Fp8 => "FP8 ",
         TokenFormat::Nvfp4 => "NVFP4 ",
     };
-    format!("{} {kind}tokens", table::thousands(count))
+    format!("{} {kind}token{}", table::thousands(count), if count == 1 { "" } else { "s" })
 }
 
 fn launches(count: usize) -> String {
