@@ -2,6 +2,8 @@
 
 use core::marker::PhantomData;
 
+use cuda_std::warp::{ALL_LANES, WARP_SIZE, lane_id, warp_vote_ballot};
+
 /// Returns the index of the segment that contains `number`: the last segment that begins at or before it.
 ///
 /// There are `count` segments, at least 1, in ascending order. `first` returns the start of a segment; the first one
@@ -18,6 +20,26 @@ pub fn last_begun(count: u32, number: u32, first: impl Fn(u32) -> u32) -> u32 {
         }
     }
     low
+}
+
+/// Same as [`last_begun`], by a whole warp. The lanes first read segments at a regular distance, then neighboring
+/// segments, so the warp waits for memory at most twice. There are at most 1024 segments.
+///
+/// # Safety
+/// The whole warp calls this together, with the same arguments. `first` can be called with indices up to `count`.
+#[inline(always)]
+pub unsafe fn last_begun_by_warp(count: u32, number: u32, first: impl Fn(u32) -> u32) -> u32 {
+    let distance = count.div_ceil(WARP_SIZE);
+    let begun = |index: u32| {
+        let begins = first(index.min(count));
+        // SAFETY: the caller guarantees that the whole warp is here.
+        unsafe { warp_vote_ballot(ALL_LANES, index < count && begins <= number) }.count_ones()
+    };
+    let start = (begun(lane_id() * distance) - 1) * distance;
+    if distance == 1 {
+        return start;
+    }
+    start + begun(if lane_id() < distance { start + lane_id() } else { count }) - 1
 }
 
 /// A tile in a list made by the host.

@@ -5,11 +5,14 @@ use cuda_std::{
     global::{GlobalAddress, atom_global_add_u32, ld_global_b32, ld_relaxed_gpu_global_b32},
     shared::{SharedAddress, ld_shared_v4_b32, st_shared_v4_b32},
     thread,
-    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_idx, warp_vote_ballot},
+    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_shuffle_idx},
 };
 
 use super::TILE_BYTES;
-use crate::lists::{tile_size, token_tiles};
+use crate::{
+    lists::{tile_size, token_tiles},
+    schedule::last_begun_by_warp,
+};
 
 /// A tile, as every role of a CTA knows it.
 #[derive(Clone, Copy)]
@@ -140,20 +143,10 @@ impl TileLists {
     #[inline(always)]
     unsafe fn expert_of(&self, token_tile: u32) -> (u32, [u32; 2]) {
         let &Self { tile_firsts, experts, .. } = self;
-        // SAFETY: the indices are at most `experts`, and the list has `experts + 1` numbers.
+        // SAFETY: the whole warp is here. The indices are at most `experts`, and the list has `experts + 1` numbers.
         unsafe {
-            // First the lanes read experts at a regular distance, then neighboring experts, so that the warp waits for
-            // memory at most twice.
-            let distance = experts.div_ceil(WARP_SIZE);
-            let begun = |index: u32| {
-                let begins = ld_relaxed_gpu_global_b32(number(tile_firsts, index.min(experts)));
-                warp_vote_ballot(ALL_LANES, index < experts && begins <= token_tile).count_ones()
-            };
-            let mut expert = (begun(lane_id() * distance) - 1) * distance;
-            if distance > 1 {
-                let last = begun(if lane_id() < distance { expert + lane_id() } else { experts });
-                expert += last - 1;
-            }
+            let first = |index| ld_relaxed_gpu_global_b32(number(tile_firsts, index));
+            let expert = last_begun_by_warp(experts, token_tile, first);
             (expert, neighbors(tile_firsts, expert))
         }
     }

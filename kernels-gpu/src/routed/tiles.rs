@@ -11,7 +11,7 @@ use crate::{
     epilogue::{NO_PARAMETERS, relu2, silu},
     lists::{tile_size, token_tiles},
     nvfp4_blocks::QuantizedTile,
-    schedule::last_begun,
+    schedule::last_begun_by_warp,
 };
 
 /// Bytes of a number of a list, and of a factor.
@@ -33,7 +33,7 @@ impl Launch {
     ///
     /// # Safety
     /// The contract of the kernel that takes this parameter holds ([`moe_sm100`](crate::tcgen05::moe_sm100)), and the
-    /// caller has waited for earlier grids.
+    /// caller has waited for earlier grids. The whole warp makes this call and takes each tile together.
     #[inline(always)]
     pub(crate) unsafe fn routed_tiles(
         &self,
@@ -48,8 +48,12 @@ impl Launch {
             // SAFETY: the list has one number per expert and one more.
             all_token_tiles = unsafe { number(tile_firsts, experts) };
         }
-        let end = all_token_tiles * column_tiles;
-        RoutedTiles { firsts, tile_firsts, experts, rows, all_token_tiles, column_tiles, next, stride, end }
+        let [next, stride] = [next, stride].map(|tiles| {
+            // SAFETY: C has columns.
+            unsafe { assert_unchecked(column_tiles > 0) };
+            [tiles / column_tiles, tiles % column_tiles]
+        });
+        RoutedTiles { firsts, tile_firsts, experts, rows, all_token_tiles, column_tiles, next, stride }
     }
 
     /// The factor of a column of an expert's matrix. The column may be beyond the last.
@@ -166,10 +170,11 @@ pub struct RoutedTiles {
     rows: u32,
     all_token_tiles: u32,
     column_tiles: u32,
-    next: u32,
-    stride: u32,
-    /// Number of tiles of C.
-    end: u32,
+    /// Index of the next tile, divided by the number of tiles along the columns: quotient and remainder. Then no tile
+    /// needs a division.
+    next: [u32; 2],
+    /// Difference between the indices of two tiles, divided likewise.
+    stride: [u32; 2],
 }
 
 impl Iterator for RoutedTiles {
@@ -177,26 +182,36 @@ impl Iterator for RoutedTiles {
 
     #[inline(always)]
     fn next(&mut self) -> Option<RoutedTile> {
-        let &mut Self { firsts, tile_firsts, experts, rows, all_token_tiles, column_tiles, next: index, .. } = self;
-        if index >= self.end {
+        let &mut Self { firsts, tile_firsts, experts, rows, all_token_tiles, column_tiles, next, stride } = self;
+        let [of_all, column] = next;
+        if of_all >= all_token_tiles {
             return None;
         }
-        self.next += self.stride;
-        // SAFETY: if there are lists, they have `experts + 1` numbers, and the indices are at most `experts`. C has
-        // columns, and an expert with a tile has tiles of rows.
+        self.next = [of_all + stride[0], column + stride[1]];
+        if self.next[1] >= column_tiles {
+            self.next = [self.next[0] + 1, self.next[1] - column_tiles];
+        }
+        // SAFETY: the whole warp is here. If there are lists, they have `experts + 1` numbers, and the indices are at
+        // most `experts`. An expert with a tile has tiles of rows.
         unsafe {
-            assert_unchecked(column_tiles > 0);
             let (mut expert, mut of_tiles, mut of_rows) = (0, [0, all_token_tiles], [0, rows]);
             if rows == 0 {
-                expert = last_begun(experts, index / column_tiles, |expert| number(tile_firsts, expert));
+                // Each of an expert's tiles of tokens has as many tiles along the columns, so the expert of the tile
+                // `of_all * column_tiles + column` has the tile `of_all` of tokens.
+                expert = last_begun_by_warp(experts, of_all, |expert| number(tile_firsts, expert));
                 of_tiles = [0, 1].map(|after| number(tile_firsts, expert + after));
                 of_rows = [0, 1].map(|after| number(firsts, expert + after));
             }
             let ([first_tile, next_tile], [first, next]) = (of_tiles, of_rows);
-            let (tiles, of_expert) = (next_tile - first_tile, index - first_tile * column_tiles);
+            let (tiles, rows) = (next_tile - first_tile, next - first);
+            if tiles == 1 {
+                let (column_tile, token_tile) = (column, first_tile);
+                return Some(RoutedTile { expert, column_tile, token_tile, token_row: first, tokens: rows });
+            }
             assert_unchecked(tiles > 0);
+            let of_expert = (of_all - first_tile) * column_tiles + column;
             let (column_tile, tile) = (of_expert / tiles, of_expert % tiles);
-            let (rows, size) = (next - first, tile_size(next - first, tiles));
+            let size = tile_size(rows, tiles);
             let (token_row, tokens) = (first + tile * size, (rows - tile * size).min(size));
             Some(RoutedTile { expert, column_tile, token_tile: first_tile + tile, token_row, tokens })
         }

@@ -2,12 +2,12 @@
 //! largest magnitude, so no CTA waits for another one.
 
 use cuda_std::{
-    global::{GlobalAddress, ld_global_b32_or_zero, st_global_b32_where},
+    global::{GlobalAddress, st_global_b32_where},
     griddepcontrol::{griddepcontrol_launch_dependents, griddepcontrol_wait},
     kernel,
     shared::{dynamic_shared_address, ld_shared_v4_b32, st_shared_b32},
     thread,
-    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_reduce_max_u32, warp_vote_ballot},
+    warp::{ALL_LANES, WARP_SIZE, lane_id, warp_reduce_max_u32},
 };
 
 use super::{
@@ -18,6 +18,7 @@ use crate::{
     format::{BLOCK, OUTPUT_BF16, OUTPUT_F16, SCALE_TILE_COLUMNS},
     lists::NO_ROW,
     nvfp4_rows::scale_tiles,
+    schedule::last_begun_by_warp,
 };
 
 const _: () =
@@ -74,24 +75,24 @@ unsafe fn run<const FORMAT: u32>(launch: &Quantize) {
         let block = piece * Quantize::FEW_THREADS + thread::thread_idx_x();
         let numbers = token.block(block, block < launch.k / BLOCK);
         if place != NO_ROW {
-            store(launch, &token, row(launch, place), piece, &numbers);
+            store(launch, &token, row(launch, place), block, &numbers);
         }
     }
 }
 
-/// Writes a thread's block of piece `piece` to a row of the token, and once the row's global scale.
+/// Writes a block to a row of the token. The thread of the first block also writes the row's global scale.
 ///
 /// # Safety
-/// The contract in this folder's `mod.rs` holds. All threads of the CTA call this with the same row.
+/// The contract in this folder's `mod.rs` holds. All threads of the CTA call this with the same row, and each has its own
+/// block, with the `numbers` of the token.
 #[inline(always)]
 pub(super) unsafe fn store<const FORMAT: u32>(
     launch: &Quantize,
     token: &Token<FORMAT>,
     mut row: Row,
-    piece: u32,
+    block: u32,
     numbers: &Block,
 ) {
-    let block = piece * Quantize::FEW_THREADS + thread::thread_idx_x();
     // SAFETY: all threads of the CTA are here, and take the same branch. The row is the token's, and the block is this
     // thread's.
     unsafe {
@@ -99,35 +100,25 @@ pub(super) unsafe fn store<const FORMAT: u32>(
             row.global = global(launch, token, block, numbers);
         }
         let of_row = GlobalAddress::new(launch.globals) + u64::from(row.index) * NUMBER;
-        st_global_b32_where(piece == 0 && thread::thread_idx_x() == 0, of_row, row.global.to_bits());
+        st_global_b32_where(block == 0, of_row, row.global.to_bits());
         if block < scale_tiles(launch.k) * SCALE_TILE_COLUMNS {
             numbers.store(launch, row, block);
         }
     }
 }
 
-/// Returns the row whose index is `place`. The warp counts the experts that begin at it or before it: first one expert
-/// per lane, at equal distances, then the experts between two of these.
+/// Returns the row whose index is `place`.
 ///
 /// # Safety
 /// The contract in this folder's `mod.rs` holds. The whole warp calls this together, with the same place.
 #[inline(always)]
 unsafe fn row(launch: &Quantize, place: u32) -> Row {
-    let distance = launch.experts.div_ceil(WARP_SIZE);
     // SAFETY: the lists have a number per expert and one more. The whole warp is here. A row belongs to the last expert
     // that begins at it or before it, and the first expert begins at the first row.
     unsafe {
-        let begun = |expert: u32| {
-            let is_expert = expert < launch.experts;
-            let first =
-                ld_global_b32_or_zero(is_expert, GlobalAddress::new(launch.firsts) + u64::from(expert) * NUMBER);
-            warp_vote_ballot(ALL_LANES, is_expert && first <= place).count_ones()
-        };
         let (mut expert, mut of_rows, mut of_tiles) = (0, [0, launch.token_count], [0, launch.token_tiles]);
         if launch.firsts != 0 {
-            let start = begun(lane_id() * distance).saturating_sub(1) * distance;
-            let of_lane = if lane_id() < distance { start + lane_id() } else { launch.experts };
-            expert = (start + begun(of_lane)).saturating_sub(1);
+            expert = last_begun_by_warp(launch.experts, place, |expert| number(launch.firsts, expert));
             of_rows = [0, 1].map(|after| number(launch.firsts, expert + after));
             of_tiles = [0, 1].map(|after| number(launch.tile_firsts, expert + after));
         }

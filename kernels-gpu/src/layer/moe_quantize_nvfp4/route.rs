@@ -74,9 +74,9 @@ unsafe fn run<const FORMAT: u32>(route: &RouteQuantize) {
         }
         let row = lists.row(launch, choice);
         let of_choice = GlobalAddress::new(launch.places) + u64::from(choice) * NUMBER;
-        st_global_b32_where(piece == 0 && thread::thread_idx_x() == 0, of_choice, row.index);
+        st_global_b32_where(block == 0, of_choice, row.index);
         if row.index != NO_ROW {
-            store(launch, &token, row, piece, &numbers);
+            store(launch, &token, row, block, &numbers);
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Loads from global memory to stages. One thread does this.
+//! Loads from global memory to stages. One thread of a warp does this.
 
 use cuda_std::{
     fence::fence_proxy_tensormap_acquire,
     global::GlobalAddress,
     mbarrier::{Mbarrier, mbarrier_arrive_expect_tx},
     tma::{TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_cta_global},
+    warp::{ALL_LANES, sync_warp},
 };
 
 use super::{
@@ -37,26 +38,30 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
     /// Loads every k-block of the CTA's tiles.
     ///
     /// # Safety
-    /// The contract of the kernel holds, and the caller has waited for earlier grids. One thread of the CTA makes this
-    /// call, after the barriers have been initialized.
+    /// The contract of the kernel holds, and the caller has waited for earlier grids. One whole warp of the CTA makes this
+    /// call, after the barriers have been initialized, and `elected` is `true` in one of its threads.
     #[inline(always)]
-    pub(super) unsafe fn load(self) {
+    pub(super) unsafe fn load(self, elected: bool) {
         let mut stages = self.stages();
         let mut known = u32::MAX;
         // SAFETY: earlier grids were waited for, so tiles and groups are complete; by the kernel's contract the launch
-        // has their addresses.
+        // has their addresses. The whole warp takes the tiles.
         for (tile, group) in unsafe { self.tiles() } {
-            let group = W::placed(group);
-            let sources = Self::sources(&tile, &group);
-            if W::MAPS_IN_MEMORY && tile.group != known {
-                known = tile.group;
-                // SAFETY: by the contract, the group's `a_map` is the address of a tensor map.
-                unsafe { fence_proxy_tensormap_acquire(sources.map) };
+            if elected {
+                let group = W::placed(group);
+                let sources = Self::sources(&tile, &group);
+                if W::MAPS_IN_MEMORY && tile.group != known {
+                    known = tile.group;
+                    // SAFETY: by the contract, the group's `a_map` is the address of a tensor map.
+                    unsafe { fence_proxy_tensormap_acquire(sources.map) };
+                }
+                for k_block in 0..group.k_blocks() {
+                    // SAFETY: the sources are this tile's operands; this thread alone loads.
+                    unsafe { self.load_k_block(&mut stages, &sources, k_block, group.steps(k_block)) };
+                }
             }
-            for k_block in 0..group.k_blocks() {
-                // SAFETY: the sources are this tile's operands; this thread alone loads.
-                unsafe { self.load_k_block(&mut stages, &sources, k_block, group.steps(k_block)) };
-            }
+            // SAFETY: the whole warp is here.
+            unsafe { sync_warp(ALL_LANES) };
         }
     }
 

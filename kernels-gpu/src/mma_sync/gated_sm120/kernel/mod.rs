@@ -61,11 +61,11 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
         let warp = thread::thread_idx_x() / WARP_SIZE;
         let block = Self { work, shared: dynamic_shared_address() };
         // SAFETY: the barriers have a place of their own in shared memory, and no thread uses them before all threads
-        // have passed `sync_threads`. Roles are whole warps. One thread loads and whole warps multiply the same tiles
-        // and k-blocks in the same order.
+        // have passed `sync_threads`. Roles are whole warps. The last warp loads by one thread, and the other warps
+        // multiply the same tiles and k-blocks in the same order.
         unsafe {
-            let loads = warp == Self::INSTANCE.consumer_warps() && elect_sync(ALL_LANES);
-            if loads {
+            let elected = warp == Self::INSTANCE.consumer_warps() && elect_sync(ALL_LANES);
+            if elected {
                 block.stages().init(1, Self::INSTANCE.consumer_warps());
                 fence_mbarrier_init();
             }
@@ -80,8 +80,8 @@ impl<W: Work, const COLUMNS: usize> Sm120<W, COLUMNS> {
                     let terms = early.unwrap_or_else(|| multiplier.terms(&tile, &group));
                     multiplier.store(&tile, &group, &terms, &sums);
                 }
-            } else if loads {
-                block.load();
+            } else {
+                block.load(elected);
             }
         }
     }

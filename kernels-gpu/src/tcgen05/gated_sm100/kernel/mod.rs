@@ -185,13 +185,14 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         first: Option<(Tile, W::Group)>,
     ) {
         // SAFETY: one thread is elected, the same as for the first k-block (PTX ISA, "elect.sync": an election of the
-        // same lanes has the same leader), and it takes the tiles and k-blocks in order. `drain` keeps this CTA until
-        // the other CTA of the pair has arrived here.
+        // same lanes has the same leader), and it takes the k-blocks in order. The whole warp takes the tiles. `drain`
+        // keeps this CTA until the other CTA of the pair has arrived here.
         unsafe {
-            if elect_sync(ALL_LANES) {
-                let (mut next, mut loaded) = (first, u32::from(W::AT_ONCE));
-                let mut together = false;
-                while let Some((tile, group)) = next {
+            let elected = elect_sync(ALL_LANES);
+            let (mut next, mut loaded) = (first, u32::from(W::AT_ONCE));
+            let mut together = false;
+            while let Some((tile, group)) = next {
+                if elected {
                     let group = W::placed(group);
                     self.acquire_maps(&mut maps, &tile, &group);
                     let Range { start, end } = self.k_blocks(&group);
@@ -201,8 +202,11 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                         // If K is split, few k-blocks are left at this point.
                         together |= BLOCKS > 1 && Self::INSTANCE.splits == 1 && stages.index() == 0;
                     }
-                    (next, loaded) = (tiles.next(), 0);
                 }
+                sync_warp(ALL_LANES);
+                (next, loaded) = (tiles.next(), 0);
+            }
+            if elected {
                 stages.drain();
             }
         }
@@ -217,26 +221,31 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     #[inline(always)]
     unsafe fn load_early(self, mut stages: Ring<BLOCKS>) {
         const { assert!(BLOCKS == 1 && !W::MAPS_IN_MEMORY || !Self::INSTANCE.early) };
-        // SAFETY: one thread is elected. All stages are empty at first, so the first ones need no wait. Both iterations
-        // have the same tiles and k-blocks in the same order, so a stage's tokens follow its weights. The contract
-        // guarantees that tiles can be found before the wait, and that earlier grids write no weights.
+        // SAFETY: one thread is elected, and the whole warp takes the tiles. All stages are empty at first, so the first
+        // ones need no wait. Both iterations have the same tiles and k-blocks in the same order, so a stage's tokens
+        // follow its weights. The contract guarantees that tiles can be found before the wait, and that earlier grids
+        // write no weights.
         unsafe {
-            if elect_sync(ALL_LANES) {
-                let (mut ahead, mut begun) = (stages, 0);
-                for (tile, group) in self.tiles() {
-                    let group = W::placed(group);
-                    for k_block in self.k_blocks(&group) {
-                        if begun < Self::STAGES {
+            let elected = elect_sync(ALL_LANES);
+            let (mut ahead, mut begun) = (stages, 0);
+            for (tile, group) in self.tiles() {
+                let group = W::placed(group);
+                for k_block in self.k_blocks(&group) {
+                    if begun < Self::STAGES {
+                        if elected {
                             self.load_parts::<true, false>(&mut ahead, &tile, &group, k_block, false);
-                            begun += 1;
                         }
-                    }
-                    if begun == Self::STAGES {
-                        break;
+                        begun += 1;
                     }
                 }
-                W::wait();
-                for (tile, group) in self.tiles() {
+                sync_warp(ALL_LANES);
+                if begun == Self::STAGES {
+                    break;
+                }
+            }
+            W::wait();
+            for (tile, group) in self.tiles() {
+                if elected {
                     let group = W::placed(group);
                     for k_block in self.k_blocks(&group) {
                         if begun > 0 {
@@ -248,6 +257,9 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
                         }
                     }
                 }
+                sync_warp(ALL_LANES);
+            }
+            if elected {
                 stages.drain();
             }
         }
@@ -260,24 +272,26 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     /// of its warp, after the barriers are initialized and the tensor memory is allocated.
     #[inline(always)]
     unsafe fn specialized(self, warp: u32) {
-        // SAFETY: one thread is elected to multiply, whole warps run the epilogue, and each role takes the same tiles
-        // and k-blocks in the same order.
+        // SAFETY: one thread is elected to multiply, whole warps take tiles and run the epilogue, and each role takes
+        // the same tiles and k-blocks in the same order.
         unsafe {
             if warp == Self::MMA_WARP {
-                if elect_sync(ALL_LANES) {
-                    let mut multiplier = Multiplier::new(self);
-                    for (tile, group) in self.tiles() {
+                let elected = elect_sync(ALL_LANES);
+                let mut multiplier = Multiplier::new(self);
+                for (tile, group) in self.tiles() {
+                    if elected {
                         let group = W::placed(group);
                         if self.rank > 0 {
                             multiplier.report(&group);
-                            continue;
+                        } else {
+                            multiplier.begin();
+                            for k_block in self.k_blocks(&group) {
+                                multiplier.multiply(&tile, &group, k_block);
+                            }
+                            multiplier.end();
                         }
-                        multiplier.begin();
-                        for k_block in self.k_blocks(&group) {
-                            multiplier.multiply(&tile, &group, k_block);
-                        }
-                        multiplier.end();
                     }
+                    sync_warp(ALL_LANES);
                 }
             } else {
                 let mut epilogue = Epilogue::new(self, warp);
