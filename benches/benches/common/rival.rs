@@ -1,7 +1,7 @@
 //! Code that one would write without this library: dequantize to f32, multiply with the `gemm` crate, then silu and
 //! product.
 
-use gemm::Parallelism;
+use gemm_common::Parallelism;
 use nvfp4::Output;
 use nvfp4::format::Matrix;
 use nvfp4::moe::{MoeStep, MoeWeights};
@@ -71,24 +71,26 @@ fn dequantize(matrix: &Matrix<'_>, numbers: &mut [f32]) {
 /// Computes tokens `[M, K]` times the transpose of weights `[N, K]` into products `[M, N]`, on all threads.
 fn multiply(m: usize, n: usize, k: usize, tokens: &[f32], weights: &[f32], products: &mut [f32]) {
     assert_eq!([tokens.len(), weights.len(), products.len()], [m * k, n * k, m * n], "whole matrices");
-    // Strides, columns first. Products and tokens are row-major. Weights are the transpose of a row-major matrix.
-    let [product, token, weight] = [[1, n as isize], [1, k as isize], [k as isize, 1]];
+    // The function is fast for a column-major result, so it computes the transpose: [N, K] times [K, M]. Strides follow,
+    // columns first.
+    let [product, weight, token] = [[n as isize, 1], [1, k as isize], [k as isize, 1]];
+    let multiply = gemm_f32::gemm::f32::get_gemm_fn();
     // SAFETY: by the assertion the buffers hold [M, N], [M, K] and [N, K] numbers, and they are distinct borrows.
     unsafe {
-        gemm::gemm(
-            m,
+        multiply(
             n,
+            m,
             k,
             products.as_mut_ptr(),
             product[0],
             product[1],
             false,
-            tokens.as_ptr(),
-            token[0],
-            token[1],
             weights.as_ptr(),
             weight[0],
             weight[1],
+            tokens.as_ptr(),
+            token[0],
+            token[1],
             0.0,
             1.0,
             false,

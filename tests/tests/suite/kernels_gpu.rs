@@ -14,7 +14,8 @@ fn passed(output: &str) -> impl Iterator<Item = usize> {
 #[test]
 fn tests_of_kernels_gpu_pass() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels-gpu/Cargo.toml");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels-gpu-tests");
+    // The workspace's folder has compiled dependencies.
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("Cargo's folder `tmp` is in the target folder");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["test", "--all-features", "--manifest-path"]).arg(manifest).arg("--target-dir").arg(target);
     let output = cargo.output().expect("cargo runs");

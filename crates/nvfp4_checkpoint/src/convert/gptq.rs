@@ -11,7 +11,7 @@
 //! The scale of a block is chosen when its first number's turn comes, for the numbers that are best for its earlier errors
 //! and before rounding.
 
-use gemm::Parallelism;
+use gemm_common::Parallelism;
 use rayon::prelude::*;
 
 use nvfp4_core::Error;
@@ -224,7 +224,7 @@ impl View {
     }
 }
 
-/// Adds `factor` times the product of `lhs [m, k]` and `rhs [k, n]` to `sums [m, n]`.
+/// Adds `factor` times the product of `lhs [m, k]` and `rhs [k, n]` to `sums [m, n]`, whose rows are contiguous.
 fn add_product(
     [m, n, k]: [usize; 3],
     factor: f64,
@@ -238,23 +238,25 @@ fn add_product(
         return;
     }
     assert!(at_lhs.fits([m, k], lhs.len()) && at_rhs.fits([k, n], rhs.len()) && at_sums.fits([m, n], sums.len()));
+    // The function is fast for a column-major result, so it computes the transpose: rhsᵀ lhsᵀ.
+    let multiply = gemm_f64::gemm::f64::get_gemm_fn();
     // SAFETY: the assertion puts every element of the three matrices into its slice. `sums` is borrowed mutably, so the
     // other slices do not overlap it.
     unsafe {
-        gemm::gemm(
-            m,
+        multiply(
             n,
+            m,
             k,
             sums[at_sums.first..].as_mut_ptr(),
-            at_sums.column,
             at_sums.row,
+            at_sums.column,
             true,
-            lhs.as_ptr().add(at_lhs.first),
-            at_lhs.column,
-            at_lhs.row,
             rhs.as_ptr().add(at_rhs.first),
-            at_rhs.column,
             at_rhs.row,
+            at_rhs.column,
+            lhs.as_ptr().add(at_lhs.first),
+            at_lhs.row,
+            at_lhs.column,
             1.0,
             factor,
             false,

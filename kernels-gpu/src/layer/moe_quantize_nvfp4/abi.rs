@@ -93,20 +93,17 @@ pub struct RouteQuantize {
     pub tile_tokens: u32,
 }
 
-/// Numbers of experts that a warp adds up at a time.
-const CHUNK: u32 = 32;
-
 /// Shared memory of a CTA of [`ROUTE_ENTRIES`]: the warps' largest magnitudes; per choice its expert; per expert, and
-/// behind the last one, its first row and its first tile; per chunk of experts their sums. These are offsets in bytes.
+/// behind the last one, its first row and its first tile; per warp the sums of its experts. These are offsets in bytes.
 pub const ROUTE_EXPERTS_AT: u32 = Quantize::FEW_SHARED_BYTES;
 /// Offset of the first rows and tiles.
 pub const ROUTE_FIRSTS_AT: u32 = ROUTE_EXPERTS_AT + 4 * ROUTE_CHOICES;
-/// Offset of the chunks' sums.
-pub const ROUTE_SUMS_AT: u32 = ROUTE_FIRSTS_AT + 4 * (MAX_EXPERTS + CHUNK);
+/// Offset of the warps' sums.
+pub const ROUTE_SUMS_AT: u32 = ROUTE_FIRSTS_AT + 4 * (MAX_EXPERTS + 1);
 
 impl RouteQuantize {
     /// Dynamic shared memory per CTA, in bytes.
-    pub const SHARED_BYTES: u32 = ROUTE_SUMS_AT + 4 * (MAX_EXPERTS / CHUNK + 1);
+    pub const SHARED_BYTES: u32 = ROUTE_SUMS_AT + 4 * (Quantize::FEW_THREADS / 32);
 }
 
 impl Quantize {

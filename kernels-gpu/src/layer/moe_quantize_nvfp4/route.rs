@@ -101,16 +101,10 @@ impl Lists {
         self.shared + (ROUTE_FIRSTS_AT + expert * WORD)
     }
 
-    /// Place of the sums of 32 experts.
+    /// Place of the sum of a warp's experts.
     #[inline(always)]
-    fn sum(self, chunk: u32) -> SharedAddress {
-        self.shared + (ROUTE_SUMS_AT + chunk * WORD)
-    }
-
-    /// Chunks of 32 experts and the number behind the last expert.
-    #[inline(always)]
-    fn chunks(self) -> u32 {
-        self.experts / WARP_SIZE + 1
+    fn sum(self, warp: u32) -> SharedAddress {
+        self.shared + (ROUTE_SUMS_AT + warp * WORD)
     }
 
     /// Writes the expert of each choice, and counts each expert's choices.
@@ -124,7 +118,7 @@ impl Lists {
         // places, and the barriers are between the zeros, the counts and their readers.
         unsafe {
             let mut place = thread::thread_idx_x();
-            while place < self.chunks() * WARP_SIZE {
+            while place <= self.experts {
                 st_shared_b32(self.first(place), 0);
                 place += Quantize::FEW_THREADS;
             }
@@ -150,45 +144,46 @@ impl Lists {
         }
     }
 
-    /// Adds up the numbers of rows and of tiles of the experts before each one.
+    /// Adds up the numbers of rows and of tiles of the experts before each one. Each thread has a few experts.
     ///
     /// # Safety
     /// [`Self::count`] was called. All threads of the CTA call this.
     #[inline(always)]
     unsafe fn add_up(self, tile_tokens: u32) {
-        let (warp, warps) = (thread::thread_idx_x() / WARP_SIZE, Quantize::FEW_THREADS / WARP_SIZE);
-        // SAFETY: each lane has its own expert's place, and the barriers are between writes and reads. Tiles have
-        // tokens. Whole warps take the same branches.
+        let (thread, warp) = (thread::thread_idx_x(), thread::thread_idx_x() / WARP_SIZE);
+        let per_thread = self.experts / Quantize::FEW_THREADS + 1;
+        let of_thread =
+            || (thread * per_thread..(thread + 1) * per_thread).take_while(|&expert| expert <= self.experts);
+        // SAFETY: each thread has its own experts' places, and the barriers are between writes and reads. Tiles have
+        // tokens.
         unsafe {
             assert_unchecked(tile_tokens > 0);
-            let mut chunk = warp;
-            while chunk < self.chunks() {
-                let place = self.first(chunk * WARP_SIZE + lane_id());
-                let rows = ld_shared_b32(place);
-                let own = rows | token_tiles(rows, tile_tokens) << HALF;
-                let mut sum = own;
-                let mut lanes = 1;
-                while lanes < WARP_SIZE {
-                    let (before, is_there) = warp_shuffle_up(ALL_LANES, sum, lanes, WARP_SIZE);
-                    sum += if is_there { before } else { 0 };
-                    lanes *= 2;
-                }
-                st_shared_b32(place, sum - own);
-                if lane_id() == WARP_SIZE - 1 {
-                    st_shared_b32(self.sum(chunk), sum);
-                }
-                chunk += warps;
+            let mut all = 0;
+            for expert in of_thread() {
+                let rows = ld_shared_b32(self.first(expert));
+                let both = rows | token_tiles(rows, tile_tokens) << HALF;
+                st_shared_b32(self.first(expert), both);
+                all += both;
+            }
+            let mut sum = all;
+            let mut lanes = 1;
+            while lanes < WARP_SIZE {
+                let (before, is_there) = warp_shuffle_up(ALL_LANES, sum, lanes, WARP_SIZE);
+                sum += if is_there { before } else { 0 };
+                lanes *= 2;
+            }
+            if lane_id() == WARP_SIZE - 1 {
+                st_shared_b32(self.sum(warp), sum);
             }
             thread::sync_threads();
-            let mut chunk = warp;
-            while chunk < self.chunks() {
-                let place = self.first(chunk * WARP_SIZE + lane_id());
-                let mut first = ld_shared_b32(place);
-                for before in 0..chunk {
-                    first += ld_shared_b32(self.sum(before));
-                }
-                st_shared_b32(place, first);
-                chunk += warps;
+            let mut first = sum - all;
+            for before in 0..warp {
+                first += ld_shared_b32(self.sum(before));
+            }
+            for expert in of_thread() {
+                let both = ld_shared_b32(self.first(expert));
+                st_shared_b32(self.first(expert), first);
+                first += both;
             }
             thread::sync_threads();
         }
