@@ -357,11 +357,11 @@ fn check_every_instance(major: i32) {
         };
         for entry in &instances {
             entry.clone_into(&mut WRONG_ENTRY.lock().unwrap());
-            // Layers have many parts with the instance: the first one is tried, or the first one and another one.
+            // Layers have many parts with the instance: the last one is tried, or the last one and another one.
             let of_entry: Vec<_> = parts.iter().zip(&planned).filter(|(_, planned)| planned.contains(entry)).collect();
             let tried = if env::var_os("NVFP4_FULL_TESTS").is_some() { 2 } else { 1 };
             let step = of_entry.len().div_ceil(tried);
-            let of_entry: Vec<_> = of_entry.into_iter().map(|(part, _)| part).step_by(step).collect();
+            let of_entry: Vec<_> = of_entry.into_iter().rev().map(|(part, _)| part).step_by(step).collect();
             let mut failed = Vec::new();
             for part in &of_entry {
                 let fault = part.run(&mut tested).unwrap().unwrap_or_else(|| panic!("{}: {entry} passed", part.name));
