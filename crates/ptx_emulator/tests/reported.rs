@@ -1,7 +1,7 @@
 //! Bugs of public kernels that others have reported. `tests/reported.json` lists the reports. Most have a small program of
 //! our own that does the same, in its mended form (`tests/reported/NAME.ptx`) and in its buggy form (`NAME_bug.json`, an
-//! edit of the mended one). `tests/suspected.json` holds a list of suspected faults. The page `REPORTED.md` lists the verdicts on both; `BLESS=1 cargo test` rewrites it, and the
-//! faults beside the programs.
+//! edit of the mended one). `tests/suspected.json` is a list of suspected faults. The page `REPORTED.md` has the verdicts
+//! on both; `BLESS=1 cargo test` rewrites it, and the faults beside the programs.
 
 mod verdicts;
 

@@ -10,6 +10,7 @@ use crate::machine::state::Machine;
 use crate::machine::wait::{Place, WaitFor};
 use crate::machine::warp::{Fragment, Warp};
 use crate::operand::lanes;
+use crate::timing::core::releases_to_cluster;
 
 /// Instruction classes index the counters.
 const _: () = assert!(Class::Other as usize + 1 == Class::COUNT);
@@ -49,6 +50,12 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
         }
         if inst.uses.communicates && !m.may_communicate {
             m.held = true;
+            return Ok(true);
+        }
+        if let Some(timed) = &mut m.timed
+            && releases_to_cluster(&inst.name)
+            && timed.fence(w.index)
+        {
             return Ok(true);
         }
         m.clock.now += 1;
