@@ -106,8 +106,8 @@ fn verdicts(program: &Program, level: &str, schedules: impl Iterator<Item = Stri
     verdicts
 }
 
-fn is_fault(verdict: &String) -> bool {
-    !["right", "wrong memory"].contains(&verdict.as_str())
+fn is_fault(verdict: &str) -> bool {
+    !["right", "wrong memory"].contains(&verdict)
 }
 
 /// The section on the list of suspected faults.
@@ -148,14 +148,18 @@ fn page() -> String {
         let [machine, default, strict] =
             ["machine", "default", "strict"].map(|level| verdicts(&buggy, level, schedules().take(most)));
         let right = verdicts(&mended, "default", schedules().take(most));
-        assert!(default.keys().all(is_fault) || note.is_some(), "{report}: a note says why the bug is not found");
+        assert!(
+            default.keys().all(|verdict| is_fault(verdict)) || note.is_some(),
+            "{report}: a note says why the bug is not found"
+        );
         if let Some(note) = note {
             writeln!(notes, "| {report} | {bug} | {note} |").unwrap();
         }
         if !unreported {
             run += 1;
-            found += usize::from(default.keys().all(is_fault));
-            let is_somewhere = [&machine, &default, &strict].iter().any(|each| each.keys().any(is_fault));
+            found += usize::from(default.keys().all(|verdict| is_fault(verdict)));
+            let is_somewhere =
+                [&machine, &default, &strict].iter().any(|each| each.keys().any(|verdict| is_fault(verdict)));
             somewhere += usize::from(is_somewhere);
             by_explore += usize::from(explored && !is_somewhere);
             stopped += usize::from(right.keys().any(|verdict| verdict != "right"));
