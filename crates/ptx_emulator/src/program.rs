@@ -42,7 +42,9 @@ pub struct Edit {
     /// `true`: launch under [`LaunchConfig::strict`](crate::LaunchConfig::strict).
     #[serde(default)]
     pub strict: bool,
-    /// Same as [`Outcome::fault`]. `None`: the expected buffers are the other program's.
+    /// Same as [`Outcome::expect`]. `None`: the expected buffers are the other program's.
+    pub expect: Option<BTreeMap<String, Vec<u32>>>,
+    /// Same as [`Outcome::fault`].
     pub fault: Option<String>,
     /// Same as [`Outcome::warnings`].
     #[serde(default)]
@@ -147,8 +149,8 @@ impl Edit {
             text = text.replace(from, to);
         }
         launch.strict |= self.strict;
-        let expect = if self.fault.is_none() { outcome.expect } else { BTreeMap::new() };
-        let Edit { fault, warnings, schedules, .. } = self;
+        let Edit { expect, fault, warnings, schedules, .. } = self;
+        let expect = expect.unwrap_or(outcome.expect);
         let outcome = Outcome { expect, fault, warnings, schedules, ..Outcome::default() };
         Ok(Program { path: path.to_owned(), text, launch, outcome, edited: Some(of) })
     }

@@ -1,15 +1,17 @@
 //! Bugs of public kernels that others have reported. `tests/reported.json` lists the reports. Most have a small program of
 //! our own that does the same, in its mended form (`tests/reported/NAME.ptx`) and in its buggy form (`NAME_bug.json`, an
-//! edit of the mended one). The page `REPORTED.md` lists the verdicts on both; `BLESS=1 cargo test` rewrites it, and the
-//! faults beside the programs.
+//! edit of the mended one). `tests/suspected.json` is a list of suspected faults. The page `REPORTED.md` has the verdicts
+//! on both; `BLESS=1 cargo test` rewrites it, and the faults beside the programs.
+
+mod verdicts;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use ptx_emulator::Fault;
 use ptx_emulator::program::Program;
 use serde::Deserialize;
+use verdicts::{cell, run, schedules};
 
 const HEAD: &str = "\
 # Bugs that others have reported
@@ -31,6 +33,30 @@ What the numbers do not say:
 - A fault counts as found even if its name is not the reported symptom. The remarks say where that is so.
 - Two mended programs were wrong when they were first run, one with a deadlock that the emulator named. They were corrected.
 ";
+
+const SUSPECTED: &str = "
+## A list of suspected faults: tile-ai/tilelang#2644
+
+The list names suspected faults of TileLang's code for `sm_100`, found by reading and confirmed by no GPU. A program of our own does what an item
+describes. \"Confirmed\" means that it ends with a fault or with wrong memory at default on every schedule, and \"refuted\" that it ends with
+right memory there. Neither is the verdict of a GPU. The text of the list was at hand in parts: more items may exist.
+
+| item | what it says | machine | default | strict | mended | program | verdict |
+|---|---|---|---|---|---|---|---|
+";
+
+/// An item of a list of suspected faults.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Suspected {
+    item: String,
+    says: String,
+    /// Mended program, and the program that does what the item describes, relative to `tests`.
+    programs: Option<[PathBuf; 2]>,
+    verdict: String,
+    #[serde(default)]
+    note: String,
+}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,36 +84,21 @@ fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
 }
 
+fn read<T: serde::de::DeserializeOwned>(name: &str) -> T {
+    serde_json::from_str(&std::fs::read_to_string(tests().join(name)).unwrap()).unwrap()
+}
+
 fn reports() -> Vec<Report> {
-    serde_json::from_str(&std::fs::read_to_string(tests().join("reported.json")).unwrap()).unwrap()
-}
-
-fn schedules() -> impl Iterator<Item = String> {
-    ["fair".into(), "worst".into()].into_iter().chain((1..=20).map(|seed| format!("seed:{seed}")))
-}
-
-/// Runs a program at a level on a schedule. The result says whether memory is right.
-fn run(program: &Program, level: &str, schedule: String) -> Result<bool, Fault> {
-    let mut program = program.clone();
-    (program.launch.sanitize, program.launch.strict) = (level != "machine", level == "strict");
-    program.launch.schedule = Some(schedule);
-    let mut prepared = program.prepare().unwrap_or_else(|error| panic!("{}: {error:#}", program.path.display()));
-    // With several threads, the order of racing clusters depends on timing.
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-    pool.install(|| prepared.run())?;
-    Ok(program.outcome.expect.iter().all(|(name, want)| {
-        let got = prepared.device.download::<u32>(prepared.buffers[name]);
-        got[..want.len()] == want[..]
-    }))
+    read("reported.json")
 }
 
 /// Verdicts at a level, each with its number of schedules.
-fn verdicts(program: &Program, level: &str, fair_only: bool) -> BTreeMap<String, usize> {
+fn verdicts(program: &Program, level: &str, schedules: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
     let mut verdicts = BTreeMap::new();
-    for schedule in schedules().take(if fair_only { 1 } else { usize::MAX }) {
+    for schedule in schedules {
         let verdict = match run(program, level, schedule) {
-            Ok(true) => "right".to_owned(),
-            Ok(false) => "wrong memory".to_owned(),
+            Ok((_, true)) => "right".to_owned(),
+            Ok((_, false)) => "wrong memory".to_owned(),
             Err(fault) => fault.kind.to_string(),
         };
         *verdicts.entry(verdict).or_default() += 1;
@@ -95,11 +106,32 @@ fn verdicts(program: &Program, level: &str, fair_only: bool) -> BTreeMap<String,
     verdicts
 }
 
-fn cell(verdicts: &BTreeMap<String, usize>) -> String {
-    match verdicts.len() {
-        1 => verdicts.keys().next().cloned().unwrap_or_default(),
-        _ => verdicts.iter().map(|(verdict, times)| format!("{verdict} {times}")).collect::<Vec<_>>().join(", "),
+fn is_fault(verdict: &str) -> bool {
+    !["right", "wrong memory"].contains(&verdict)
+}
+
+/// The section on the list of suspected faults.
+fn suspected() -> String {
+    let mut section = SUSPECTED.to_owned();
+    for Suspected { item, says, programs, verdict, note } in read::<Vec<Suspected>>("suspected.json") {
+        let (cells, name) = match programs {
+            None => (["–"; 4].map(str::to_owned), "–".to_owned()),
+            Some(programs) => {
+                let [mended, suspect] = programs.each_ref().map(|path| Program::read(&tests().join(path)).unwrap());
+                let levels = ["machine", "default", "strict"].map(|level| verdicts(&suspect, level, schedules()));
+                let is_right = levels[1].keys().map(|verdict| verdict == "right").collect::<Vec<_>>();
+                let right = verdicts(&mended, "default", schedules());
+                assert!(is_right.iter().all(|&is_right| is_right == (verdict == "refuted")), "{item}: {verdict}?");
+                let [machine, default, strict] = levels.each_ref().map(cell);
+                ([machine, default, strict, cell(&right)], format!("`{}`", programs[1].display()))
+            }
+        };
+        let [machine, default, strict, right] = cells;
+        let verdict = if note.is_empty() { verdict } else { format!("{verdict}. {note}") };
+        writeln!(section, "| {item} | {says} | {machine} | {default} | {strict} | {right} | {name} | {verdict} |")
+            .unwrap();
     }
+    section
 }
 
 fn page() -> String {
@@ -112,18 +144,22 @@ fn page() -> String {
             continue;
         };
         let [mended, buggy] = programs.each_ref().map(|path| Program::read(&tests().join(path)).unwrap());
+        let most = if fair_only { 1 } else { usize::MAX };
         let [machine, default, strict] =
-            ["machine", "default", "strict"].map(|level| verdicts(&buggy, level, fair_only));
-        let right = verdicts(&mended, "default", fair_only);
-        let is_fault = |verdict: &String| !["right", "wrong memory"].contains(&verdict.as_str());
-        assert!(default.keys().all(is_fault) || note.is_some(), "{report}: a note says why the bug is not found");
+            ["machine", "default", "strict"].map(|level| verdicts(&buggy, level, schedules().take(most)));
+        let right = verdicts(&mended, "default", schedules().take(most));
+        assert!(
+            default.keys().all(|verdict| is_fault(verdict)) || note.is_some(),
+            "{report}: a note says why the bug is not found"
+        );
         if let Some(note) = note {
             writeln!(notes, "| {report} | {bug} | {note} |").unwrap();
         }
         if !unreported {
             run += 1;
-            found += usize::from(default.keys().all(is_fault));
-            let is_somewhere = [&machine, &default, &strict].iter().any(|each| each.keys().any(is_fault));
+            found += usize::from(default.keys().all(|verdict| is_fault(verdict)));
+            let is_somewhere =
+                [&machine, &default, &strict].iter().any(|each| each.keys().any(|verdict| is_fault(verdict)));
             somewhere += usize::from(is_somewhere);
             by_explore += usize::from(explored && !is_somewhere);
             stopped += usize::from(right.keys().any(|verdict| verdict != "right"));
@@ -155,6 +191,7 @@ fn page() -> String {
         page.push_str("\n## Not run\n\n| report | bug | why |\n|---|---|---|\n");
         page.push_str(&left);
     }
+    page.push_str(&suspected());
     page
 }
 

@@ -130,26 +130,43 @@ fn loads_of_tensor_memory_are_waited_for() {
     assert!((two - one - load).abs() <= 10.0, "{one} and {two}");
 }
 
-/// Another CTA of the cluster sees an arrival after the cluster latency, whichever CTA arrives last.
+/// Cycles of a turn of `time/cluster.ptx`.
+fn cluster_turn(card: &Card, entry: &str) -> f64 {
+    let time = |turns: u32| {
+        let mut device = Device::new(DeviceConfig { sms: card.sms });
+        let threads = if entry == "arrivals" { 1 } else { 32 };
+        let config = LaunchConfig { cluster: [2, 1, 1], ..LaunchConfig::linear(2, threads) };
+        let module = Module::parse(include_str!("time/cluster.ptx")).unwrap();
+        let mut timeline = Timeline::new(card.clone());
+        device.time(&mut timeline, &module, entry, &config, &[Arg::value(turns)]).unwrap();
+        let time = &timeline.launches()[0];
+        (time.end_us - time.start_us) * card.get(Key::Clock)
+    };
+    (time(96) - time(32)) / 64.0
+}
+
+/// Another CTA of the cluster sees an arrival after the fence of its release and the cluster latency, whichever CTA
+/// arrives last.
 #[test]
 fn cluster_arrivals_take_the_cluster_latency() {
-    let turn = |entry: &str| {
-        let time = |turns: u32| {
-            let mut device = Device::new(DeviceConfig { sms: B200_SMS });
-            let config = LaunchConfig {
-                cluster: [2, 1, 1],
-                ..LaunchConfig::linear(2, if entry == "barriers" { 32 } else { 1 })
-            };
-            cycles(&mut device, include_str!("time/cluster.ptx"), entry, &config, &[Arg::value(turns)])
-        };
-        (time(96) - time(32)) / 64.0
-    };
-    let [cluster, wake] = [Key::ClusterLatency, Key::MbarrierWake].map(|key| b200().get(key));
-    let (barrier, arrivals) = (turn("barriers"), turn("arrivals"));
-    assert!((cluster..cluster + 30.0).contains(&barrier), "{barrier}");
+    let [cluster, barrier, fence, wake] =
+        [Key::ClusterLatency, Key::ClusterBarrier, Key::ClusterFence, Key::MbarrierWake].map(|key| b200().get(key));
+    let turn = |entry| cluster_turn(&b200(), entry);
+    let (relaxed, releasing, arrivals) = (turn("relaxed_barriers"), turn("barriers"), turn("arrivals"));
+    assert!((barrier..barrier + 30.0).contains(&relaxed), "{relaxed}");
+    assert!((relaxed + fence - 5.0..relaxed + fence + 5.0).contains(&releasing), "{releasing}");
     // One round trip.
-    let expected = 2.0 * (cluster + wake);
+    let expected = 2.0 * (fence + cluster + wake);
     assert!((expected..expected + 60.0).contains(&arrivals), "{arrivals}, not {expected}");
+}
+
+/// benches/lab/measurements/h100-probes.txt: a turn of two CTAs at their barrier and at each other's mbarrier.
+#[test]
+fn clusters_take_the_cycles_of_an_h100() {
+    let turn = |entry| cluster_turn(&Card::named("h100").unwrap(), entry);
+    near("barrier without a release", turn("relaxed_barriers"), 88.18);
+    near("barrier", turn("barriers"), 775.09);
+    near("arrival with a release", turn("arrivals") / 2.0, 949.18);
 }
 
 /// The same launch has the same time, whatever else the device ran.

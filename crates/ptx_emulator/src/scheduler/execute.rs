@@ -10,6 +10,7 @@ use crate::machine::state::Machine;
 use crate::machine::wait::{Place, WaitFor};
 use crate::machine::warp::{Fragment, Warp};
 use crate::operand::lanes;
+use crate::timing::core::releases_to_cluster;
 
 /// Instruction classes index the counters.
 const _: () = assert!(Class::Other as usize + 1 == Class::COUNT);
@@ -47,8 +48,7 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
             }
             continue;
         }
-        if inst.uses.communicates && !m.may_communicate {
-            m.held = true;
+        if is_held(w, m, inst) {
             return Ok(true);
         }
         m.clock.now += 1;
@@ -94,6 +94,16 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
         }
     }
     Ok(true)
+}
+
+/// Whether the instruction comes later: in the warp's turn to communicate, or behind the fence of a release to the cluster.
+#[inline(always)]
+fn is_held(w: &Warp, m: &mut Machine<'_>, inst: &Inst) -> bool {
+    if inst.uses.communicates && !m.may_communicate {
+        m.held = true;
+        return true;
+    }
+    m.timed.as_mut().is_some_and(|timed| releases_to_cluster(&inst.name) && timed.fence(w.index))
 }
 
 /// Lanes of `mask` in which the instruction's guard is true.

@@ -77,6 +77,8 @@ keys! {
     MbarrierWake, "mbarrier-wake", "cycles", "from the end of an mbarrier's phase to the waiting warp's next instruction";
     BarrierLatency, "barrier-latency", "cycles", "from the last arrival at a named barrier to the next instruction of the waiting warps";
     ClusterLatency, "cluster-latency", "cycles", "latency of an arrival or store in another CTA of the cluster";
+    ClusterBarrier, "cluster-barrier", "cycles", "from the last arrival at a cluster's barrier to the next instruction of the waiting warps";
+    ClusterFence, "cluster-fence", "cycles", "delay of an arrival or a fence that releases earlier writes to the cluster, beyond one that does not";
     TensorRate, "tensor-rate", "f16 multiply-adds/cycle", "rate of an SM's tensor cores, dense";
     MmaLatency, "mma-latency", "cycles", "latency of mma.sync beyond its time in the tensor core";
     MatrixLatency, "matrix-latency", "cycles", "latency of wgmma, or of tcgen05.mma with its commit and wait, beyond its time in the tensor core";
@@ -119,6 +121,9 @@ const PUBLIC_LATENCIES: &str = "markdewing/AI_kernels, latency/README.md";
 const PUBLIC_READS: &str = "NInfer (Neroued/ninfer), tools/hbm_bandwidth_probe.cu: read bandwidth of an RTX 5090";
 const PROBES_H200: &str = "benches/probes on an H200, 2026-11-22";
 const LATER_PROBES_H200: &str = "benches/probes on an H200, 2026-11-23";
+/// Cycles of a cluster's barrier, and of a release to the cluster, on the chip of the H100 and the H200.
+const CLUSTER_BARRIER_H100: f64 = 82.0;
+const CLUSTER_FENCE_H100: f64 = 687.0;
 const H100_LITERATURE: &str =
     "Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture (2024), an H100";
 
@@ -254,6 +259,8 @@ impl Card {
             }
             Key::BarrierLatency => (20.0, probes),
             Key::ClusterLatency => (180.0, Published(H100_LITERATURE)),
+            Key::ClusterBarrier => (CLUSTER_BARRIER_H100, Assumed("as on an H100, which is the same chip")),
+            Key::ClusterFence => (CLUSTER_FENCE_H100, Assumed("as on an H100, which is the same chip")),
             Key::TensorRate => (2048.0, datasheet),
             Key::MmaLatency => (
                 20.0,
@@ -279,6 +286,16 @@ impl Card {
             Key::DramLatency => (684.0, probes),
             Key::DramBytes => (3136.0, probes),
             Key::ClusterLatency => (220.0, probes),
+            Key::ClusterBarrier => (
+                CLUSTER_BARRIER_H100,
+                Origin::Measured("benches/probes on an H100, 2026-11-25: 88 without a release, minus 6 for the loop"),
+            ),
+            Key::ClusterFence => (
+                CLUSTER_FENCE_H100,
+                Origin::Measured(
+                    "benches/probes on an H100, 2026-11-25: 775 for a cluster's barrier with a release, 88 without",
+                ),
+            ),
             _ => (h200.get(key), Origin::Assumed("as on an H200")),
         })
     }
@@ -316,6 +333,15 @@ impl Card {
             Key::MbarrierWake => (20.0, Assumed("as long as a load of shared memory")),
             Key::BarrierLatency => (20.0, Assumed("as long as a load of shared memory")),
             Key::ClusterLatency => (180.0, Assumed("as on an H100")),
+            Key::ClusterBarrier => (180.0, Assumed("as long as an arrival in another CTA")),
+            // 752 cycles of a round beside its products: 371 are those of a round of one CTA, 34 the pair's latency beyond
+            // that of one CTA, and 180 the barrier's latency. The round's arrival releases, with a MEMBAR.ALL.GPU.
+            Key::ClusterFence => (
+                167.0,
+                Fitted(
+                    "Antoniomv7/gb300-microbench 1f27767, a B300: rounds of 4, 16 and 64 products, one CTA and pairs",
+                ),
+            ),
             Key::TensorRate => (4096.0, datasheet),
             Key::MmaLatency => (20.0, Assumed("as on an H200")),
             Key::MatrixLatency => (140.0, public),
@@ -371,6 +397,8 @@ impl Card {
             Key::MbarrierWake => (20.0, Assumed("as long as a load of shared memory")),
             Key::BarrierLatency => (20.0, Assumed("as long as a load of shared memory")),
             Key::ClusterLatency => (180.0, like_hopper),
+            Key::ClusterBarrier => (180.0, Assumed("as long as an arrival in another CTA")),
+            Key::ClusterFence => (0.0, Assumed("not measured; taken as zero")),
             // A quarter of the FP4 rate: 16 cycles for a product of 16 × 8 × 64 in a quarter of an SM.
             Key::TensorRate => (
                 512.0,

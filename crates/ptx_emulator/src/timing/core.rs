@@ -100,6 +100,26 @@ impl L1 {
         }
         last
     }
+
+    fn clear(&mut self) {
+        self.lines.clear();
+        self.order.clear();
+    }
+}
+
+/// Whether an instruction releases earlier writes to the cluster. The machine code of `sm_90a` and `sm_100a` begins with a
+/// fence of the whole GPU, MEMBAR.ALL.GPU (ptxas 13.5).
+pub fn releases_to_cluster(name: &str) -> bool {
+    name.starts_with("barrier.cluster.arrive") && !name.contains(".relaxed")
+        || name.starts_with("mbarrier.arrive") && name.contains(".release.cluster")
+        || name.starts_with("fence.acq_rel.cluster")
+}
+
+/// Whether an instruction acquires from the cluster. The machine code empties L1, CCTL.IVALL (ptxas 13.5).
+fn acquires_from_cluster(name: &str) -> bool {
+    name.starts_with("barrier.cluster.wait")
+        || name.starts_with("mbarrier") && name.contains(".acquire.cluster")
+        || name.starts_with("fence.acq_rel.cluster")
 }
 
 /// A load that L1 keeps and that was sent to memory.
@@ -200,6 +220,8 @@ pub struct WarpClock {
     multiplied: u64,
     /// `true` if the warp waits for registers that memory has not delivered.
     awaits_memory: bool,
+    /// `true` while the warp waits for the fence of its next instruction.
+    fenced: bool,
     /// Start of the wait.
     pub since: u64,
     /// Cycles by reason.
@@ -252,6 +274,8 @@ struct Constants {
     l1_part: u64,
     shared_bytes: u64,
     cluster: u64,
+    cluster_barrier: u64,
+    cluster_fence: u64,
     tensor_rate: f64,
     mma_latency: u64,
     matrix_latency: u64,
@@ -284,6 +308,8 @@ impl Timed {
             l1_part: cycles(Key::L1Part),
             shared_bytes: bytes(Key::SharedBytes),
             cluster: cycles(Key::ClusterLatency),
+            cluster_barrier: cycles(Key::ClusterBarrier),
+            cluster_fence: cycles(Key::ClusterFence),
             tensor_rate: card.get(Key::TensorRate),
             mma_latency: cycles(Key::MmaLatency),
             matrix_latency: cycles(Key::MatrixLatency),
@@ -302,6 +328,7 @@ impl Timed {
             sums: start,
             multiplied: start,
             awaits_memory: false,
+            fenced: false,
             since: start,
             spent: [0; Why::COUNT],
         };
@@ -334,6 +361,10 @@ impl Timed {
         let start = self.occupy_pipes(warp, pc);
         self.begin_access(warp, start, writes);
         self.wait_if_named(warp, start, name);
+        if acquires_from_cluster(name) {
+            let cta = self.warps[warp as usize].cta;
+            self.core.sms[cta].l1.clear();
+        }
     }
 
     /// Occupies the issue slots and pipes of an instruction, and advances the warp's clock past them. Returns when the
@@ -476,10 +507,22 @@ impl Timed {
         }
     }
 
-    /// Records that the cluster's barrier is complete. All CTAs learn it after the cluster latency, including the last
+    /// Records that the cluster's barrier is complete. All CTAs learn it after the barrier's latency, including the last
     /// to arrive, because other CTAs may arrive as late.
     pub fn cluster_complete(&mut self) {
-        self.cluster_known = self.now + self.constants.cluster;
+        self.cluster_known = self.now + self.constants.cluster_barrier;
+    }
+
+    /// Delays a warp whose next instruction releases to the cluster: a fence comes first. Returns `false` if the fence is
+    /// over.
+    pub fn fence(&mut self, warp: u32) -> bool {
+        let w = &mut self.warps[warp as usize];
+        w.fenced = !w.fenced && self.constants.cluster_fence > 0;
+        if w.fenced {
+            w.at += self.constants.cluster_fence;
+            w.spent[Why::Other as usize] += self.constants.cluster_fence;
+        }
+        w.fenced
     }
 
     /// Delays the warp's next instruction until its loads from tensor memory have arrived.

@@ -108,7 +108,10 @@ fn check_peer(w: &Warp, m: &Machine<'_>, lane: usize) -> Stopped<()> {
         let reaches = |race: &Detector| race.clock(w.index, lane as u32).met_time(peer.warp * 32) >= peer.time;
         m.race.as_ref().is_none_or(reaches)
     };
-    if m.launch.config.alloc_rendezvous || found.is_some_and(known) {
+    // The first CTA's allocation may come later, as far as known: no launch failed on a B300 (NVIDIA/cutlass#3435). But
+    // then nothing orders the second CTA's allocation before the first CTA frees, so only level `machine` lets it pass.
+    let second = m.race.is_none() && w.cta % 2 == 1;
+    if m.launch.config.alloc_rendezvous || second || found.is_some_and(known) {
         return Ok(());
     }
     let other = w.cta ^ 1;
