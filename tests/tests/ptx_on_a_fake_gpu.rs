@@ -67,7 +67,7 @@ fn target(program: &Program) -> &str {
 fn every_program_runs_on_the_gpus_of_its_target() {
     let fake = fake_cuda::install();
     let mut ran = 0;
-    for (major, minor) in [(9, 0), (10, 0), (10, 3), (12, 0)] {
+    for (major, minor) in [(9, 0), (10, 0), (10, 3), (12, 0), (12, 1)] {
         fake.set_device(major, minor, 132);
         fake.on_launch(launch_in_emulator);
         let gpu = Gpu::open().unwrap();
@@ -77,13 +77,13 @@ fn every_program_runs_on_the_gpus_of_its_target() {
         }
     }
     let gpus = |program: &Program| match target(program) {
-        "sm_80" | "sm_90" => 4,
-        "sm_100f" => 2,
+        "sm_80" | "sm_90" => 5,
+        "sm_100f" | "sm_120f" => 2,
         _ => 1,
     };
     let expected: Vec<usize> = programs_of_the_fake().iter().map(gpus).collect();
-    assert!(expected.contains(&2) && expected.contains(&4), "expected programs for Blackwell and for every GPU");
-    let all = "sm_100f must run on 10.0 and 10.3, sm_80 and sm_90 on all four GPUs, others on one";
+    assert!(expected.contains(&2) && expected.contains(&5), "expected programs for Blackwell and for every GPU");
+    let all = "sm_100f and sm_120f must run on two GPUs, sm_80 and sm_90 on all five, others on one";
     assert_eq!(ran, expected.iter().sum::<usize>(), "{all}");
 }
 
