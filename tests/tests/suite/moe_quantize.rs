@@ -520,8 +520,8 @@ fn removing_any_wait_or_barrier_is_found_for_few_nvfp4_tokens() {
 
 #[test]
 fn removing_any_wait_barrier_or_addition_of_lists_is_found() {
-    // Two CTAs per row, and more than 32 experts.
-    let tokens = Nvfp4::random(TokenDtype::Bf16, [9, 5, 40, 2144], 8, &[0.0]);
+    // Two CTAs per row, and two experts per thread.
+    let tokens = Nvfp4::random(TokenDtype::Bf16, [9, 5, 150, 2144], 8, &[0.0]);
     let run = |ptx: &str| tokens.is_wrong(ptx, Form::Route);
     let sabotages = [
         Sabotage::leave_out("griddepcontrol.wait", 1),
