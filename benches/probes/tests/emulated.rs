@@ -68,6 +68,8 @@ const TOLERANCES: &[(&str, f64, f64)] = &[
     ("tensor-rate", 0.02, 0.0),
     ("mma-latency", 0.0, 2.0),
     ("cluster-latency", 0.0, 15.0),
+    ("cluster-barrier", 0.0, 15.0),
+    ("cluster-fence", 0.0, 15.0),
 ];
 
 /// Tolerances of constants that only some GPUs have. A group of `wgmma` also makes the descriptors of its products.
@@ -91,6 +93,7 @@ fn probes_measure_the_models_constants_with_its_clock() {
         ("tensor-rate", 1024.0),
         ("tmem-latency", 90.0),
         ("cluster-latency", 300.0),
+        ("cluster-fence", 400.0),
     ];
     for (card, own, others) in [("h200", OF_HOPPER, &[][..]), ("b200", OF_BLACKWELL, &others)] {
         let changed: String = others.iter().map(|(name, value)| format!(",{name}={value}")).collect();
