@@ -14,7 +14,7 @@ use cuda_std::{
     shared::{SharedAddress, dynamic_shared_address, ld_shared_v2_b32},
     tensor_map_of_parameter, thread,
     tma::{TensorMapAddress, cp_async_bulk_shared_global, cp_async_bulk_tensor_2d_shared_global},
-    warp::lane_id,
+    warp::{ALL_LANES, lane_id, sync_warp},
 };
 
 use crate::write;
@@ -246,6 +246,8 @@ unsafe fn ping_pong_in_cluster(times: u32, out: u64, send: impl Fn(u32), wait: i
                 write(out, 0, cycles);
             }
         }
+        // The other lanes must not begin the barrier's fence while the rounds are measured.
+        sync_warp(ALL_LANES);
         sync_cluster();
     }
 }
