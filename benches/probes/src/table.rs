@@ -43,7 +43,7 @@ fn constant(key: Key, lines: &Lines, multiprocessors: u32) -> Option<Line> {
         Key::DramBytes => same("dram-bandwidth"),
         Key::MbarrierWake => lines.combine(["mbarrier-wake+arrive"], |[both]| both - LOOP),
         Key::BarrierLatency => same("barrier-latency-4-warps"),
-        // Without the instructions of the probe's loop.
+        // The probe's loop itself takes 6 cycles.
         Key::ClusterBarrier => lines.combine(["cluster-barrier-relaxed"], |[relaxed]| relaxed - 6.0),
         Key::ClusterFence => {
             lines.combine(["cluster-barrier", "cluster-barrier-relaxed"], |[both, relaxed]| both - relaxed)

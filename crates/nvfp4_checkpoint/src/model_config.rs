@@ -93,6 +93,11 @@ impl ModelConfig {
         of(self.get("model_type")) || of(self.config.get("model_type"))
     }
 
+    /// Same as [`Self::is_model`], for any of these names.
+    pub(super) fn is_any(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.is_model(name))
+    }
+
     /// Returns the first of `keys` whose value is a number, or a list with a number for this layer.
     pub(super) fn number_of_layer<'k>(&self, keys: &[&'k str], layer: usize) -> Option<(&'k str, usize)> {
         keys.iter().find_map(|&key| {
@@ -171,12 +176,11 @@ impl ModelConfig {
         const CLAMPED_BEFORE: [&str; 3] = ["deepseek_v4", "glm5_next", "hy_v4"];
         const CLAMPED_AFTER: [&str; 2] = ["step3", "step5"];
         let at = |error: Error| error.at(self.path.display());
-        let is = |models: &[&str]| models.iter().any(|model| self.is_model(model));
         let number = |key| self.get(key).and_then(Value::as_f64).map(|number| number as f32);
         let word = self.activation_word()?;
         // gpt-oss and MiniMax-M3 declare silu, but their modules compute this, with gpt-oss's numbers as defaults.
         let is_oai = word.as_ref().is_some_and(|word| word.word.starts_with("swigluoai"));
-        let activation = if is_oai || is(&["gpt_oss", "minimax_m3"]) {
+        let activation = if is_oai || self.is_any(&["gpt_oss", "minimax_m3"]) {
             let (alpha, limit) = (number("swiglu_alpha").unwrap_or(1.702), number("swiglu_limit").unwrap_or(7.0));
             match number("swiglu_beta") {
                 None | Some(1.0) => Activation::GptOss { alpha, limit },
@@ -199,8 +203,12 @@ impl ModelConfig {
             };
             match self.limit_of_layer(layer, is_shared)? {
                 None => activation,
-                Some(limit) if activation == Activation::Silu && is(&CLAMPED_BEFORE) => Activation::SiluLimit { limit },
-                Some(limit) if activation == Activation::Silu && is(&CLAMPED_AFTER) => Activation::SwigluStep { limit },
+                Some(limit) if activation == Activation::Silu && self.is_any(&CLAMPED_BEFORE) => {
+                    Activation::SiluLimit { limit }
+                }
+                Some(limit) if activation == Activation::Silu && self.is_any(&CLAMPED_AFTER) => {
+                    Activation::SwigluStep { limit }
+                }
                 Some(_) => {
                     self.check_limits()?;
                     activation
@@ -226,7 +234,7 @@ impl ModelConfig {
         };
         let shared_keys = ["swiglu_limit_shared", "swiglu_limits_shared"];
         // Other models clamp the shared expert with the routed experts' limit, unless the shared expert has its own.
-        let is_apart = ["step3", "step5", "hy_v4"].iter().any(|model| self.is_model(model));
+        let is_apart = self.is_any(&["step3", "step5", "hy_v4"]);
         let has_own = is_shared && (is_apart || shared_keys.iter().any(|key| self.get(key).is_some()));
         let limit = of_keys(if has_own { shared_keys } else { ["swiglu_limit", "swiglu_limits"] });
         if let Some(alpha) = self.get("swiglu_alpha").filter(|alpha| alpha.as_f64() != Some(1.0)) {

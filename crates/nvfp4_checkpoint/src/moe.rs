@@ -258,7 +258,7 @@ impl Checkpoint {
         if beside.is_some() {
             config.check_sum_with_shared()?;
         }
-        let is_gated = ["qwen2_moe", "qwen3_next", "qwen3_5", "qwen3_6"].iter().any(|model| config.is_model(model));
+        let is_gated = config.is_any(&["qwen2_moe", "qwen3_next", "qwen3_5", "qwen3_6"]);
         if beside.is_some() && router.shared_gate.is_none() && is_gated {
             let name = format!("{}shared_expert_gate.weight", routed.path());
             return Err(at(Error::Missing { name, remedy: DOWNLOAD.into() }));

@@ -139,15 +139,14 @@ impl RouterRule {
     /// dots3_note, exaone_moe, glm4v_moe, glm5_next, glm_moe_dsa, hy_v4, mistral_large4, solar_open and mimo_v2_flash) and
     /// vLLM's `step3p5.py`.
     pub(super) fn of(config: &ModelConfig, has_corrections: bool) -> Result<Self, Error> {
-        let is = |names: &[&str]| names.iter().any(|name| config.is_model(name));
         let refuse = |what: String| Err(refused(&what));
-        if is(&["llama4"]) {
+        if config.is_any(&["llama4"]) {
             return Ok(Self { scoring: Scoring::SigmoidTop1, factor: 1.0 });
         }
-        if is(&["gpt_oss", "granitemoe"]) {
+        if config.is_any(&["gpt_oss", "granitemoe"]) {
             return Ok(Self { scoring: Scoring::TopKSoftmax, factor: 1.0 });
         }
-        if is(&["gemma4"]) {
+        if config.is_any(&["gemma4"]) {
             let rule = Rule { renormalize: true, ..Rule::default() };
             return Ok(Self { scoring: Scoring::Rule(rule), factor: 1.0 });
         }
@@ -156,7 +155,7 @@ impl RouterRule {
         let score = score_of(config)?;
         check_steps(config)?;
         // Cohere's softmax is the softmax of the chosen experts alone.
-        if is(&["cohere2_moe"]) && score == Score::Softmax {
+        if config.is_any(&["cohere2_moe"]) && score == Score::Softmax {
             return Ok(Self { scoring: Scoring::TopKSoftmax, factor });
         }
         let is_plain = score == Score::Softmax && !has_corrections;
@@ -169,8 +168,8 @@ impl RouterRule {
         }
         let renormalize = match value(&RENORMALIZE).and_then(|value| value.as_bool()) {
             Some(renormalize) => renormalize,
-            None if is(&RENORMALIZED) => true,
-            None if is(&["jamba"]) => false,
+            None if config.is_any(&RENORMALIZED) => true,
+            None if config.is_any(&["jamba"]) => false,
             None => {
                 let remedy = "add this key: true if the weights of a token's experts are divided by their sum";
                 return Err(Error::Missing { name: RENORMALIZE[0].into(), remedy: remedy.into() });
@@ -179,7 +178,7 @@ impl RouterRule {
         let is_ungrouped = is_plain && !by_best_of_group;
         let number = |keys: &[&'static str]| match typed(config, keys, "a number", Value::as_u64)? {
             Some(number) => Ok(usize::try_from(number).unwrap_or(usize::MAX)),
-            None if !is_ungrouped && is(&["deepseek_v2", "deepseek_v3", "deepseek_vl"]) => {
+            None if !is_ungrouped && config.is_any(&["deepseek_v2", "deepseek_v3", "deepseek_vl"]) => {
                 Err(Error::Missing { name: keys[0].into(), remedy: "download the model again".into() })
             }
             None => Ok(1),
@@ -187,7 +186,7 @@ impl RouterRule {
         let groups = number(&["n_group", "num_expert_group"])?;
         let top_groups = number(&["topk_group"])?;
         if score != Score::Sigmoid {
-            let by_best_two = is_plain && is(&["mistral4", "mistral_large4"]);
+            let by_best_two = is_plain && config.is_any(&["mistral4", "mistral_large4"]);
             let has_groups = groups > 1 && top_groups < groups && method != Some("greedy");
             if has_groups && !by_best_of_group && !by_best_two {
                 return refuse(format!("n_group is {groups}, and it is unknown how its router compares groups"));
@@ -217,14 +216,15 @@ impl RouterRule {
 
     /// Returns the reason why the routers of this model must have corrections; `None` if they need not.
     pub(super) fn says_corrections(config: &ModelConfig) -> Option<String> {
-        let is = |names: &[&str]| names.iter().any(|name| config.is_model(name));
         let said = HAS_CORRECTIONS.iter().find_map(|&key| Some((key, config.get(key)?.as_bool()?)));
         match said {
             Some((key, is_true)) => is_true.then(|| format!("{key} is true")),
             None if config.get(METHOD).is_some_and(|method| method == "noaux_tc") => {
                 Some(format!("{METHOD} is noaux_tc"))
             }
-            None if is(&BY_SIGMOID) && !is(&WITHOUT_CORRECTIONS) || is(&["ernie4_5"]) => {
+            None if config.is_any(&BY_SIGMOID) && !config.is_any(&WITHOUT_CORRECTIONS)
+                || config.is_any(&["ernie4_5"]) =>
+            {
                 Some("all models of this type have them".into())
             }
             None => None,
@@ -281,11 +281,10 @@ fn refused(what: &str) -> Error {
 /// # Errors
 /// Returns an error if neither is known, or if such scores are not computed.
 fn score_of(config: &ModelConfig) -> Result<Score, Error> {
-    let is = |names: &[&str]| names.iter().any(|name| config.is_model(name));
     let model = config.get("model_type").and_then(|model| model.as_str());
     match (typed(config, &SCORING, "a word", Value::as_str)?, model) {
-        (None, _) if is(&BY_SIGMOID) => Ok(Score::Sigmoid),
-        (None, Some(model)) if !is(&BY_SOFTMAX) => {
+        (None, _) if config.is_any(&BY_SIGMOID) => Ok(Score::Sigmoid),
+        (None, Some(model)) if !config.is_any(&BY_SOFTMAX) => {
             let remedy = format!("the router of {model} is unknown; add this key: softmax or sigmoid");
             Err(Error::Missing { name: SCORING[0].into(), remedy })
         }

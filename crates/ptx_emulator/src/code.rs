@@ -79,6 +79,11 @@ pub struct Uses {
     pub communicates: bool,
     /// `true` if the instruction does more than write registers.
     pub acts: bool,
+    /// `true` if the instruction releases earlier writes to the cluster. In the machine code of `sm_90a` and `sm_100a`, a
+    /// fence of the whole GPU comes before it, MEMBAR.ALL.GPU (ptxas 13.5).
+    pub releases_to_cluster: bool,
+    /// `true` if the instruction acquires from the cluster. The machine code then empties L1, CCTL.IVALL (ptxas 13.5).
+    pub acquires_from_cluster: bool,
     /// Target of the address, as far as the text gives it.
     pub address: TextualAddress,
     /// Label that the instruction jumps to.

@@ -226,7 +226,8 @@ fn child_of_a_card() {
     let major = env::var(CARD).unwrap().parse().unwrap();
     match &env::var(CHECK).unwrap()[..] {
         "every entry" => check_every_entry(major),
-        _ => check_every_instance(major),
+        "every instance" => check_every_instance(major),
+        other => panic!("{other}: no such check"),
     }
 }
 
@@ -336,9 +337,9 @@ unsafe fn address_of_c(launch: &Launch) -> Option<u64> {
     }
 }
 
-/// For every instance of a GPU's kernels: if it alone is wrong, the self-test reports it and no other. The plan then
-/// computes everything with others, or names the instance in an error if no other replaces it. After a test that passes,
-/// all are used again.
+/// Makes one instance of a GPU's kernels wrong at a time. The self-test must report this instance alone. Then the plan must
+/// use other instances, or return an error that names the wrong instance if nothing replaces it. After a self-test that
+/// passes, the plan must use all instances again.
 fn check_every_instance(major: i32) {
     let _fake = fake(major, 0, wrong_in_one_entry);
     let folder = tempfile::tempdir().unwrap();

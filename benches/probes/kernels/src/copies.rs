@@ -246,7 +246,7 @@ unsafe fn ping_pong_in_cluster(times: u32, out: u64, send: impl Fn(u32), wait: i
                 write(out, 0, cycles);
             }
         }
-        // The other lanes must not begin the barrier's fence while the rounds are measured.
+        // The other lanes wait here: the fence of the cluster's barrier would delay the measured rounds.
         sync_warp(ALL_LANES);
         sync_cluster();
     }

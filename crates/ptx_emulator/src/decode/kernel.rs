@@ -236,6 +236,8 @@ impl Decoder {
         let mut emit = |step, mut uses: Uses, class, name: String| {
             uses.touched = filter(&uses.reads) | filter(&uses.writes);
             uses.acts = acts(class, &uses, &name);
+            uses.releases_to_cluster = releases_to_cluster(&name);
+            uses.acquires_from_cluster = acquires_from_cluster(&name);
             code.push(Inst { guard, step, uses, class, line: i.line, source: i.source, name });
         };
         for (step, register) in before {
@@ -249,6 +251,20 @@ impl Decoder {
         }
         Ok(())
     }
+}
+
+/// Returns the value of [`Uses::releases_to_cluster`].
+fn releases_to_cluster(name: &str) -> bool {
+    name.starts_with("barrier.cluster.arrive") && !name.contains(".relaxed")
+        || name.starts_with("mbarrier.arrive") && name.contains(".release.cluster")
+        || name.starts_with("fence.acq_rel.cluster")
+}
+
+/// Returns the value of [`Uses::acquires_from_cluster`].
+fn acquires_from_cluster(name: &str) -> bool {
+    name.starts_with("barrier.cluster.wait")
+        || name.starts_with("mbarrier") && name.contains(".acquire.cluster")
+        || name.starts_with("fence.acq_rel.cluster")
 }
 
 /// Whether an instruction does more than write registers.

@@ -10,7 +10,6 @@ use crate::machine::state::Machine;
 use crate::machine::wait::{Place, WaitFor};
 use crate::machine::warp::{Fragment, Warp};
 use crate::operand::lanes;
-use crate::timing::core::releases_to_cluster;
 
 /// Instruction classes index the counters.
 const _: () = assert!(Class::Other as usize + 1 == Class::COUNT);
@@ -63,10 +62,8 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
         } else {
             step(w, m, inst, mask, exec)?
         };
-        if let Some(timed) = &mut m.timed
-            && !matches!(flow, Flow::Wait(_) | Flow::WaitApart(..))
-        {
-            timed.issued(w.index, pc, &inst.uses.writes, &inst.name);
+        if !matches!(flow, Flow::Wait(_) | Flow::WaitApart(..)) {
+            advance_clock(w, m, inst, pc);
         }
         w.resumed = None;
         if let Flow::Next = flow {
@@ -96,14 +93,25 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
     Ok(true)
 }
 
-/// Whether the instruction comes later: in the warp's turn to communicate, or behind the fence of a release to the cluster.
+/// `true` if the warp must not issue the instruction yet: it is another cluster's turn to communicate, or the fence of a
+/// release to the cluster is not over.
 #[inline(always)]
 fn is_held(w: &Warp, m: &mut Machine<'_>, inst: &Inst) -> bool {
     if inst.uses.communicates && !m.may_communicate {
         m.held = true;
         return true;
     }
-    m.timed.as_mut().is_some_and(|timed| releases_to_cluster(&inst.name) && timed.fence(w.index))
+    inst.uses.releases_to_cluster && m.timed.as_mut().is_some_and(|timed| timed.fence(w.index))
+}
+
+/// Advances the time model's clock past an instruction that the warp has issued.
+#[inline(always)]
+fn advance_clock(w: &Warp, m: &mut Machine<'_>, inst: &Inst, pc: u32) {
+    let Some(timed) = &mut m.timed else { return };
+    timed.issued(w.index, pc, &inst.uses.writes, &inst.name);
+    if inst.uses.acquires_from_cluster {
+        timed.acquired(w.index);
+    }
 }
 
 /// Lanes of `mask` in which the instruction's guard is true.

@@ -334,8 +334,8 @@ impl Card {
             Key::BarrierLatency => (20.0, Assumed("as long as a load of shared memory")),
             Key::ClusterLatency => (180.0, Assumed("as on an H100")),
             Key::ClusterBarrier => (180.0, Assumed("as long as an arrival in another CTA")),
-            // 752 cycles of a round beside its products: 371 are those of a round of one CTA, 34 the pair's latency beyond
-            // that of one CTA, and 180 the barrier's latency. The round's arrival releases, with a MEMBAR.ALL.GPU.
+            // A pair's round takes 752 cycles without its products. A round of one CTA takes 371 of them, a pair's products
+            // have 34 cycles more latency, and the cluster's barrier takes 180. The rest is the fence of the arrival.
             Key::ClusterFence => (
                 167.0,
                 Fitted(

@@ -107,21 +107,6 @@ impl L1 {
     }
 }
 
-/// Whether an instruction releases earlier writes to the cluster. The machine code of `sm_90a` and `sm_100a` begins with a
-/// fence of the whole GPU, MEMBAR.ALL.GPU (ptxas 13.5).
-pub fn releases_to_cluster(name: &str) -> bool {
-    name.starts_with("barrier.cluster.arrive") && !name.contains(".relaxed")
-        || name.starts_with("mbarrier.arrive") && name.contains(".release.cluster")
-        || name.starts_with("fence.acq_rel.cluster")
-}
-
-/// Whether an instruction acquires from the cluster. The machine code empties L1, CCTL.IVALL (ptxas 13.5).
-fn acquires_from_cluster(name: &str) -> bool {
-    name.starts_with("barrier.cluster.wait")
-        || name.starts_with("mbarrier") && name.contains(".acquire.cluster")
-        || name.starts_with("fence.acq_rel.cluster")
-}
-
 /// A load that L1 keeps and that was sent to memory.
 #[derive(Clone, Debug)]
 struct UnderWay {
@@ -361,10 +346,12 @@ impl Timed {
         let start = self.occupy_pipes(warp, pc);
         self.begin_access(warp, start, writes);
         self.wait_if_named(warp, start, name);
-        if acquires_from_cluster(name) {
-            let cta = self.warps[warp as usize].cta;
-            self.core.sms[cta].l1.clear();
-        }
+    }
+
+    /// Empties L1, because the warp has issued an instruction that acquires from the cluster.
+    pub fn acquired(&mut self, warp: u32) {
+        let cta = self.warps[warp as usize].cta;
+        self.core.sms[cta].l1.clear();
     }
 
     /// Occupies the issue slots and pipes of an instruction, and advances the warp's clock past them. Returns when the

@@ -222,7 +222,7 @@ impl Args {
         self.constant.iter().try_fold(card, set).map(Some)
     }
 
-    /// Whether a whole layer is computed: by --op, or because the shape is a built-in layer or a GPU's part of one.
+    /// `true` if `run` computes a whole layer: --op says so, or --shape names a built-in layer or a GPU's part of it.
     pub fn is_moe(&self) -> bool {
         let is_layer = |name: &String| {
             let whole = name.split('@').next();

@@ -105,7 +105,7 @@ pub trait Job {
     fn write(&self, file: OutputFile, output: &OutputOf<Self>) -> Result<(), Error>;
 }
 
-/// Refuses work that needs more memory than this machine has. `remedy` gets the bytes that this machine has.
+/// Refuses work that needs more memory than this machine has. `remedy` receives this machine's memory, in bytes.
 pub fn check_present(needed: f64, remedy: impl FnOnce(f64) -> String) -> anyhow::Result<()> {
     let ram = sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram());
     // If the system does not report its memory, the allocator fails instead.

@@ -286,8 +286,8 @@ fn stage_table(comparison: &MoeComparison) -> comfy_table::Table {
     stages
 }
 
-/// Refuses a layer that does not fit this machine's memory, before anything is allocated. `shape` is the word of --shape;
-/// the refusal names the part of it that one of the fewest ranks has and that fits.
+/// Refuses a layer that does not fit this machine's memory, before anything is allocated. `shape` is the word of --shape. The
+/// error names the largest part of the shape that fits: one GPU's part, for the smallest number of GPUs.
 fn check_memory(sizes: &MoeSizes, tokens: usize, shape: Option<&str>) -> anyhow::Result<()> {
     let part = |ranks: usize, present: f64| {
         let part = format!("{}@ep{ranks}", shape?);

@@ -108,8 +108,8 @@ fn check_peer(w: &Warp, m: &Machine<'_>, lane: usize) -> Stopped<()> {
         let reaches = |race: &Detector| race.clock(w.index, lane as u32).met_time(peer.warp * 32) >= peer.time;
         m.race.as_ref().is_none_or(reaches)
     };
-    // The first CTA's allocation may come later, as far as known: no launch failed on a B300 (NVIDIA/cutlass#3435). But
-    // then nothing orders the second CTA's allocation before the first CTA frees, so only level `machine` lets it pass.
+    // The second CTA may free before the first CTA allocates: no launch failed on a B300 (NVIDIA/cutlass#3435). Only level
+    // `machine` accepts this, because nothing orders the second CTA's allocation before the end of the first CTA.
     let second = m.race.is_none() && w.cta % 2 == 1;
     if m.launch.config.alloc_rendezvous || second || found.is_some_and(known) {
         return Ok(());
