@@ -140,13 +140,13 @@ impl RouterRule {
     /// vLLM's `step3p5.py`.
     pub(super) fn of(config: &ModelConfig, has_corrections: bool) -> Result<Self, Error> {
         let refuse = |what: String| Err(refused(&what));
-        if config.is_any(&["llama4"]) {
+        if config.is_model("llama4") {
             return Ok(Self { scoring: Scoring::SigmoidTop1, factor: 1.0 });
         }
         if config.is_any(&["gpt_oss", "granitemoe"]) {
             return Ok(Self { scoring: Scoring::TopKSoftmax, factor: 1.0 });
         }
-        if config.is_any(&["gemma4"]) {
+        if config.is_model("gemma4") {
             let rule = Rule { renormalize: true, ..Rule::default() };
             return Ok(Self { scoring: Scoring::Rule(rule), factor: 1.0 });
         }
@@ -155,7 +155,7 @@ impl RouterRule {
         let score = score_of(config)?;
         check_steps(config)?;
         // Cohere's softmax is the softmax of the chosen experts alone.
-        if config.is_any(&["cohere2_moe"]) && score == Score::Softmax {
+        if config.is_model("cohere2_moe") && score == Score::Softmax {
             return Ok(Self { scoring: Scoring::TopKSoftmax, factor });
         }
         let is_plain = score == Score::Softmax && !has_corrections;
@@ -169,7 +169,7 @@ impl RouterRule {
         let renormalize = match value(&RENORMALIZE).and_then(|value| value.as_bool()) {
             Some(renormalize) => renormalize,
             None if config.is_any(&RENORMALIZED) => true,
-            None if config.is_any(&["jamba"]) => false,
+            None if config.is_model("jamba") => false,
             None => {
                 let remedy = "add this key: true if the weights of a token's experts are divided by their sum";
                 return Err(Error::Missing { name: RENORMALIZE[0].into(), remedy: remedy.into() });
@@ -223,7 +223,7 @@ impl RouterRule {
                 Some(format!("{METHOD} is noaux_tc"))
             }
             None if config.is_any(&BY_SIGMOID) && !config.is_any(&WITHOUT_CORRECTIONS)
-                || config.is_any(&["ernie4_5"]) =>
+                || config.is_model("ernie4_5") =>
             {
                 Some("all models of this type have them".into())
             }
