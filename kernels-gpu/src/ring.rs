@@ -2,8 +2,8 @@
 
 use cuda_std::{
     mbarrier::{
-        MBARRIER_BYTES, Mbarrier, mbarrier_arrive, mbarrier_arrive_cluster, mbarrier_init, mbarrier_wait_parity,
-        mbarrier_wait_parity_cluster,
+        MBARRIER_BYTES, Mbarrier, mbarrier_arrive, mbarrier_arrive_cluster, mbarrier_arrive_cluster_relaxed,
+        mbarrier_init, mbarrier_wait_parity, mbarrier_wait_parity_cluster,
     },
     shared::SharedAddress,
     warp::{ALL_LANES, WARP_SIZE, warp_shuffle_idx},
@@ -14,6 +14,14 @@ use cuda_std::{
 ///
 /// Each role has its own copy of the ring and advances it alone. A producer waits for `empty`, a consumer for `full`.
 /// All buffers start empty. `BLOCKS` is 2 where the two CTAs of a pair wait for each other.
+///
+/// # Arrivals at the other CTA
+/// They are relaxed, because they report only copies that this thread has seen complete, and reads of tensor memory
+/// that `tcgen05.wait::ld` has completed. The thread has written nothing that a release would publish. A release at the
+/// scope of the cluster is a `MEMBAR.ALL.GPU` in machine code, and its acquire a `CCTL.IVALL`. By the letter of the
+/// manual, only a release passes on that a copy is complete (PTX ISA, "Memory Consistency Model"). Shipped kernels
+/// arrive without it: DeepGEMM's `sm100_fp8_fp4_gemm_1d1d.cuh`, for both purposes. [`Ring::releasing`] is the form by
+/// the letter.
 #[derive(Clone, Copy)]
 pub struct Ring<const BLOCKS: u32 = 1> {
     /// First mbarrier: `count` full barriers, then `count` empty barriers.
@@ -22,6 +30,8 @@ pub struct Ring<const BLOCKS: u32 = 1> {
     count: u32,
     /// Twice the index of the current buffer, plus the parity of its full phase, so that both take one register.
     place: u32,
+    /// Whether arrivals at the other CTA of a pair release and waits acquire, at the scope of the cluster.
+    releases: bool,
 }
 
 /// Bytes of the mbarriers of a ring of `count` buffers.
@@ -33,7 +43,13 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// Returns a ring of `count` buffers, at its first buffer. Its mbarriers lie at `barriers`, a multiple of 8.
     #[inline(always)]
     pub const fn new(barriers: SharedAddress, count: u32) -> Self {
-        Self { barriers: Mbarrier::at(barriers), count, place: 0 }
+        Self { barriers: Mbarrier::at(barriers), count, place: 0, releases: false }
+    }
+
+    /// Returns the ring with arrivals that release and waits that acquire, at the scope of the cluster, if `releases`.
+    #[inline(always)]
+    pub const fn releasing(self, releases: bool) -> Self {
+        Self { releases, ..self }
     }
 
     /// Initializes the mbarriers with the number of arrivals per phase: `full_arrivals` and `empty_arrivals`.
@@ -97,7 +113,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     pub unsafe fn wait_full(self) {
         // SAFETY: `full()` is an initialized mbarrier of the ring. Producers are at most one round ahead, so the phase
         // with this parity is the current or the preceding phase, as `mbarrier.try_wait.parity` requires.
-        unsafe { Self::wait(self.full(), self.parity()) }
+        unsafe { self.wait(self.full(), self.parity()) }
     }
 
     /// Waits until the buffer is empty.
@@ -109,7 +125,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         // SAFETY: `empty()` is an initialized mbarrier of the ring. Consumers are at most one round behind, so the
         // phase with this parity is the current or the preceding phase. On a fresh mbarrier the preceding phase counts
         // as complete.
-        unsafe { Self::wait(self.empty(), self.parity() ^ 1) }
+        unsafe { self.wait(self.empty(), self.parity() ^ 1) }
     }
 
     /// Waits until the buffer, filled in this round, is empty again.
@@ -120,7 +136,7 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     pub unsafe fn wait_emptied(self) {
         // SAFETY: `empty()` is an initialized mbarrier of the ring. The buffer is filled at most once more before the
         // wait returns, so the phase with this parity is the current or the preceding phase.
-        unsafe { Self::wait(self.empty(), self.parity()) }
+        unsafe { self.wait(self.empty(), self.parity()) }
     }
 
     /// Waits until the phase with this parity completes.
@@ -128,11 +144,11 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// # Safety
     /// `barrier` is initialized. The phase is the current or the preceding phase.
     #[inline(always)]
-    unsafe fn wait(barrier: Mbarrier, parity: u32) {
+    unsafe fn wait(self, barrier: Mbarrier, parity: u32) {
         // SAFETY: the caller guarantees that `barrier` is initialized and that the phase is the current or the
         // preceding one.
         unsafe {
-            if BLOCKS > 1 {
+            if BLOCKS > 1 && self.releases {
                 mbarrier_wait_parity_cluster(barrier, parity);
             } else {
                 mbarrier_wait_parity(barrier, parity);
@@ -147,14 +163,14 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
     /// `barrier` is an initialized barrier of the ring whose current phase still expects an arrival. The first CTA of a
     /// pair has not exited.
     #[inline(always)]
-    pub unsafe fn arrive(barrier: Mbarrier, leader: u32) {
+    pub unsafe fn arrive(self, barrier: Mbarrier, leader: u32) {
         // SAFETY: the caller guarantees that `barrier` is initialized, that its phase expects this arrival, and that
         // the CTA `leader`, whose shared memory the remote arrival accesses, has not exited.
         unsafe {
-            if BLOCKS > 1 {
-                mbarrier_arrive_cluster(barrier.in_block(leader));
-            } else {
-                mbarrier_arrive(barrier);
+            match (BLOCKS > 1, self.releases) {
+                (true, true) => mbarrier_arrive_cluster(barrier.in_block(leader)),
+                (true, false) => mbarrier_arrive_cluster_relaxed(barrier.in_block(leader)),
+                (false, _) => mbarrier_arrive(barrier),
             }
         }
     }

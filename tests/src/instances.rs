@@ -27,9 +27,9 @@ pub fn schedules() -> impl Iterator<Item = Schedule> + Send {
     (0..20).map(Schedule::Seed).chain([Schedule::Worst])
 }
 
-/// Returns [`schedules`] if [`is_full`], otherwise the worst and two random ones.
+/// Returns [`schedules`] if [`is_full`], otherwise a random one and the worst.
 pub fn sampled_schedules() -> Vec<Schedule> {
-    sampled(schedules().collect(), 3)
+    sampled(schedules().collect(), 2)
 }
 
 /// Returns the built-in shapes that the emulator computes in a moment.

@@ -36,7 +36,9 @@ pub fn sampled<T>(items: Vec<T>, count: usize) -> Vec<T> {
     if is_full() || all <= count {
         return items;
     }
-    let mut chosen = (0..count).map(|index| index * (all - 1) / (count - 1)).peekable();
+    // From the first to the last one; a single one is the last.
+    let nth = |index: usize| if count == 1 { all - 1 } else { index * (all - 1) / (count - 1) };
+    let mut chosen = (0..count).map(nth).peekable();
     items
         .into_iter()
         .enumerate()

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use crate::{is_full, sampled};
 
 /// Number of instructions of a kind that a reduced run removes, besides the spare ones.
-const SAMPLE: usize = 2;
+const SAMPLE: usize = 1;
 
 /// A change applied to each instruction of an entry that begins with some text, one at a time.
 pub struct Sabotage {

@@ -11,6 +11,7 @@ mod document;
 mod emulate;
 mod experiments;
 mod kernels;
+mod loops;
 mod others;
 mod picture;
 mod ptxas;

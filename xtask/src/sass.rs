@@ -13,6 +13,14 @@
 //! since = "sm_90"         # only builds for this architecture or later
 //! ```
 //!
+//! The file may also list instructions that loops must not have:
+//!
+//! ```toml
+//! [[outside_loops]]
+//! machine = ["MEMBAR.ALL.GPU"]
+//! except = ["_release"]
+//! ```
+//!
 //! It also looks for an error of ptxas: a write to a register that a product may still read ([`wgmma`]). Drivers
 //! compile PTX with the ptxas of their own version, so an older version's machine code is checked too.
 
@@ -24,7 +32,7 @@ use rayon::prelude::*;
 use serde::Deserialize;
 
 use crate::{
-    build_ptx,
+    build_ptx, loops,
     ptxas::performance_warnings,
     table::Table,
     tools::{self, NVDISASM, OLDER_PTXAS, PTXAS},
@@ -46,8 +54,32 @@ pub struct Args {
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Meant {
-    #[serde(rename = "instruction")]
+    #[serde(rename = "instruction", default)]
     instructions: Vec<Instruction>,
+    #[serde(default)]
+    outside_loops: Vec<OutsideLoops>,
+}
+
+/// Instructions that loops of entries must not contain.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OutsideLoops {
+    /// Parts of the names of entries that are exempt.
+    #[serde(default)]
+    except: Vec<String>,
+    /// Beginnings of their names in the machine code, as nvdisasm prints them.
+    machine: Vec<String>,
+}
+
+impl OutsideLoops {
+    /// Returns messages about these instructions in loops of an entry.
+    fn faults(&self, entry: &str, lines: &[&str], card: &str) -> Vec<String> {
+        if self.except.iter().any(|except| entry.contains(except)) {
+            return Vec::new();
+        }
+        let found = loops::in_loops(lines, |name| self.machine.iter().any(|begin| name.starts_with(begin)));
+        found.into_iter().map(|line| format!("{entry} for {card}: this instruction is in a loop: {line}")).collect()
+    }
 }
 
 /// An instruction that entries must contain.
@@ -116,7 +148,7 @@ struct Checked {
 
 /// Counts the intended instructions of a build's entries, and looks for faults in its machine code.
 fn check(ptxas: &Path, older: &Path, nvdisasm: &Path, built: &Built, card: &str) -> anyhow::Result<Checked> {
-    let mut meant = Meant::of(&built.kernel)?.instructions;
+    let Meant { instructions: mut meant, outside_loops } = Meant::of(&built.kernel)?;
     meant.retain(|instruction| instruction.is_in(built.arch));
     let has_products = fs::read_to_string(&built.path)?.contains("wgmma.mma_async");
     let (newer_code, older_code) = rayon::join(
@@ -147,7 +179,8 @@ fn check(ptxas: &Path, older: &Path, nvdisasm: &Path, built: &Built, card: &str)
     let columns = meant.iter().map(|instruction| instruction.machine[0].as_str());
     let mut table = Table::new(1, &["entry", "instructions"].into_iter().chain(columns).collect::<Vec<_>>());
     for (entry, lines) in entries {
-        let names: Vec<_> = lines.iter().filter_map(|line| name(line)).collect();
+        faults.extend(outside_loops.iter().flat_map(|each| each.faults(entry, &lines, card)));
+        let names = names(&lines);
         let mut cells = vec![entry.to_owned(), names.len().to_string()];
         for Instruction { entries: of, except, ptx, machine, .. } in &meant {
             let is_meant = |name: &&&str| machine.iter().any(|begin| name.starts_with(begin));
@@ -195,12 +228,9 @@ fn lines_of_entries(code: &str) -> BTreeMap<&str, Vec<&str>> {
     entries
 }
 
-/// Returns the name of the instruction in a line such as `/*0040*/ @!P0 MOV R1, R2 ;`.
-fn name(line: &str) -> Option<&str> {
-    let (_, text) = line.trim().strip_prefix("/*")?.split_once("*/")?;
-    // A guard precedes the name.
-    let name = text.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default();
-    Some(name.trim_end_matches(';'))
+/// Returns the names of the instructions of some lines.
+fn names<'l>(lines: &[&'l str]) -> Vec<&'l str> {
+    lines.iter().filter_map(|line| loops::Instruction::of(line)).map(|instruction| instruction.name).collect()
 }
 
 #[cfg(test)]
@@ -213,7 +243,7 @@ mod tests {
              .L_x_0:\n        /*0010*/              @!UP0 UTMALDG.2D [UR4], [UR10] ;\n.text.two:\n        /*0000*/  EXIT ;\n";
         let found: Vec<(_, Vec<_>)> = lines_of_entries(code)
             .into_iter()
-            .map(|(entry, lines)| (entry, lines.into_iter().filter_map(name).collect()))
+            .map(|(entry, lines)| (entry, names(&lines)))
             .collect();
         assert_eq!(found, [("one", vec!["LDC", "UTMALDG.2D"]), ("two", vec!["EXIT"])]);
     }

@@ -8,6 +8,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::loops::{Instruction, label};
+
 /// Registers per thread for A of a product.
 const A_REGISTERS: u32 = 4;
 
@@ -63,7 +65,6 @@ impl Running {
 /// Returns the instructions of an entry that write a register of A while a product may still read it. `lines` are the
 /// entry's lines as nvdisasm prints them.
 pub fn overwrites<'l>(lines: &[&'l str]) -> BTreeSet<&'l str> {
-    let label = |line: &'l str| line.trim().strip_suffix(':');
     let labels: BTreeMap<_, _> = lines.iter().enumerate().filter_map(|(at, line)| Some((label(line)?, at))).collect();
     let (mut found, mut known) = (BTreeSet::new(), BTreeMap::<usize, Running>::new());
     // An indirect jump may lead to any label.
@@ -77,29 +78,13 @@ pub fn overwrites<'l>(lines: &[&'l str]) -> BTreeSet<&'l str> {
                 }
                 running = known[&at].clone();
             }
-            let Some(text) =
-                line.trim().strip_prefix("/*").and_then(|line| line.split_once("*/")).map(|(_, text)| text)
-            else {
-                continue;
-            };
-            let text = text.trim().trim_end_matches(';').trim();
-            let guarded = text.starts_with('@');
-            let text = if guarded { text.split_once(' ').map_or("", |(_, text)| text.trim()) } else { text };
-            let (name, operands) = text.split_once(' ').unwrap_or((text, ""));
-            let operands: Vec<_> = operands.split(',').map(str::trim).collect();
-            if running.execute(name, &operands) {
+            let Some(instruction) = Instruction::of(line) else { continue };
+            if running.execute(instruction.name, &instruction.operands) {
                 found.insert(line.trim());
             }
-            // Every target of a branch or another jump: `(.L_x_7).
-            let targets = text.match_indices("`(").filter_map(|(from, _)| text[from + 2..].split(')').next());
-            paths.extend(targets.filter_map(|target| Some((*labels.get(target)?, running.clone()))));
-            // The first operand of a branch may be a condition.
-            let ends = match name.split('.').next() {
-                Some("BRA") => operands[0].starts_with('`'),
-                Some("EXIT" | "RET") => true,
-                _ => false,
-            };
-            if ends && !guarded {
+            let starts = instruction.targets.iter().filter_map(|target| labels.get(target));
+            paths.extend(starts.map(|&start| (start, running.clone())));
+            if instruction.ends() {
                 break;
             }
         }

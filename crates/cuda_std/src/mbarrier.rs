@@ -111,6 +111,22 @@ pub unsafe fn mbarrier_arrive_cluster(barrier: ClusterMbarrier) {
     };
 }
 
+/// Like [`mbarrier_arrive_cluster`], but orders no memory accesses of this thread. Waiting threads use
+/// [`mbarrier_wait_parity`] (`mbarrier.arrive.relaxed.cluster`).
+///
+/// # Safety
+/// `barrier` is initialized, and its current phase still expects an arrival. Its CTA has not ended.
+#[inline(always)]
+pub unsafe fn mbarrier_arrive_cluster_relaxed(barrier: ClusterMbarrier) {
+    // SAFETY: the caller guarantees an initialized barrier whose phase expects an arrival, in a CTA that has not ended.
+    unsafe {
+        ptx!(
+            "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [{}];", in(reg32) barrier.0.0,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
 /// Adds `bytes` of asynchronous copies to what the current phase expects, and arrives once
 /// (`mbarrier.arrive.expect_tx`).
 ///

@@ -95,6 +95,8 @@ impl Checkpoint {
             },
             None => match Aside::of(name) {
                 Some(Aside::Router) if is_whole => Fate::Refused,
+                // Layers that draft tokens, and towers, have blocks of their own.
+                Some(Aside::Draft | Aside::Tower) if is_whole && in_block => Fate::Refused,
                 Some(_) => Fate::Left,
                 None if in_block && !is_whole && name.split('.').any(names::is_shared) => Fate::Left,
                 None if in_block && !is_whole && around::is_part(name) => Fate::Left,

@@ -249,7 +249,11 @@ impl ModelConfig {
         let refuse = |what: String| Err(Error::NotComputed(what).at(self.path.display()));
         let mut found: Option<Word<'_>> = None;
         for key in ["hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function", "activation"] {
-            let Some(word) = self.get(key).and_then(Value::as_str) else { continue };
+            let word = match self.get(key) {
+                None | Some(Value::Null) => continue,
+                Some(Value::String(word)) => word.as_str(),
+                Some(other) => return refuse(format!("{key} is {other}; one name for all layers is expected")),
+            };
             let activation = match word {
                 "silu" | "swish" | "swiglu" => Some(Activation::Silu),
                 "gelu" => Some(Activation::Gelu),
@@ -635,13 +639,12 @@ mod tests {
             (json!({"hidden_act": "silu", "swiglu_limit": 7.0}), "swiglu_limit is 7.0"),
             (json!({"swiglu_limits": [0.0, 7]}), "swiglu_limits is [0.0,7]"),
             (json!({"swiglu_alpha": 1.702}), "swiglu_alpha is 1.702"),
+            (json!({"hidden_act": ["silu", "gelu"]}), "hidden_act is [\"silu\",\"gelu\"]; one name for all layers"),
         ] {
             let message = config(value).check_activation().unwrap_err().to_string();
             assert!(message.contains(words), "{message}");
         }
-        for value in
-            [json!({}), json!({"hidden_act": "silu", "swiglu_limit": null}), json!([1]), json!({"hidden_act": 3})]
-        {
+        for value in [json!({}), json!({"hidden_act": "silu", "swiglu_limit": null}), json!([1])] {
             assert!(config(value).check_activation().is_ok());
         }
     }
@@ -686,6 +689,7 @@ mod tests {
                 json!({"hidden_act": "tanh"}),
                 "hidden_act is \"tanh\"; only silu, gelu, relu2, situ and swigluoai are supported",
             ),
+            (json!({"hidden_act": 3}), "hidden_act is 3; one name for all layers is expected"),
             (json!({"hidden_act": "situ"}), "activation_situ_beta is missing"),
             (json!({"hidden_act": "silu", "mlp_hidden_act": "relu2"}), "mlp_hidden_act is \"relu2\" but hidden_act is"),
             (json!({"hidden_act": "silu", "swiglu_limit": 7.0}), "swiglu_limit is 7.0"),

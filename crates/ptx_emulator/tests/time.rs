@@ -1,4 +1,4 @@
-//! Compares the time model with published tables of a B200, by loops like the measured ones. `benches/lab/time-model.md` names
+//! Compares the time model with published tables of a B200 and a B300, by loops like the measured ones. `benches/lab/time-model.md` names
 //! the sources. Each point must be within 10 %, except for the listed misses.
 
 use ptx_emulator::{
@@ -39,6 +39,53 @@ fn block_scaled_products_take_the_published_cycles() {
             cycles(&mut device, include_str!("time/mma.ptx"), "mma", &LaunchConfig::linear(1, 128), &args)
         };
         near(&format!("N = {n}"), (time(96) - time(32)) / 64.0, published);
+    }
+}
+
+/// Antoniomv7/gb300-microbench 1f27767, results/umma_throughput.csv: cycles of a round of products of one CTA (M = 128)
+/// and of a pair (M = 256), by N and number of products. The constants of the B300 are fitted to the rounds of 4 and 16
+/// products. Rounds of four products are up to 11 % off: the measured ones depend on N beyond the products' own time.
+#[test]
+fn rounds_of_products_take_the_cycles_of_a_b300() {
+    const PUBLISHED: [(u32, u32, f64, f64); 12] = [
+        (64, 4, 444.1, 932.1),
+        (64, 16, 1127.1, 1460.1),
+        (64, 64, 3395.1, 3584.1),
+        (64, 256, 12611.1, 12032.1),
+        (128, 4, 601.1, 987.1),
+        (128, 16, 1261.1, 1760.1),
+        (128, 64, 4354.1, 4858.1),
+        (128, 256, 16642.1, 17146.1),
+        (256, 4, 749.1, 1233.1),
+        (256, 16, 2394.1, 2784.1),
+        (256, 64, 8559.1, 8939.1),
+        (256, 256, 33135.0, 33419.1),
+    ];
+    let card = Card::named("b300").unwrap();
+    let round = |blocks: u32, n: u32, products: u32| {
+        let time = |turns: u32| {
+            let mut device = Device::new(DeviceConfig { sms: card.sms });
+            // bf16 with f32 sums; N / 8 starts at bit 17, M / 16 at bit 24.
+            let descriptor = 0x490 | (n / 8) << 17 | (8 * blocks) << 24;
+            let args = [turns, products, descriptor].map(Arg::value);
+            let config = LaunchConfig { cluster: [blocks, 1, 1], ..LaunchConfig::linear(blocks, 128) };
+            let module = Module::parse(include_str!("time/rounds.ptx")).unwrap();
+            let mut timeline = Timeline::new(card.clone());
+            let entry = ["rounds", "pair_rounds"][blocks as usize - 1];
+            device.time(&mut timeline, &module, entry, &config, &args).unwrap();
+            let time = &timeline.launches()[0];
+            (time.end_us - time.start_us) * card.get(Key::Clock)
+        };
+        (time(6) - time(2)) / 4.0
+    };
+    for (n, products, alone, pair) in PUBLISHED {
+        let most = if products == 4 { 0.12 } else { 0.1 };
+        for (blocks, published) in [(1, alone), (2, pair)] {
+            let predicted = round(blocks, n, products);
+            let miss = predicted / published - 1.0;
+            println!("{blocks} CTAs, N = {n}, {products}: {predicted:.1}, published {published}, {:+.1} %", 100.0 * miss);
+            assert!(miss.abs() < most, "{blocks} CTAs, N = {n}, {products}: {predicted:.1}, published {published}");
+        }
     }
 }
 

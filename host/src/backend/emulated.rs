@@ -51,6 +51,10 @@ impl Backend for Emulated {
         format!("{}, {} SMs, schedule {}", self.arch, self.sms, self.options.schedule)
     }
 
+    fn gpu(&self) -> Option<((u32, u32), u32)> {
+        Some((self.capability, self.sms))
+    }
+
     fn prediction(&self) -> Option<Prediction> {
         self.clock.as_ref().map(|clock| clock.prediction())
     }

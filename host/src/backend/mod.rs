@@ -30,6 +30,11 @@ pub trait Backend {
         None
     }
 
+    /// Compute capability and number of SMs of a real or emulated GPU, from which the plan chooses instances.
+    fn gpu(&self) -> Option<((u32, u32), u32)> {
+        None
+    }
+
     /// Predicted time of the last step on a GPU, if it was predicted.
     #[cfg(feature = "emulated")]
     fn prediction(&self) -> Option<emulated::clock::Prediction> {

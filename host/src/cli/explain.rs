@@ -1,4 +1,4 @@
-//! `nvfp4 explain`: the launches of a layer on a GPU, and the instances that the plan chose among.
+//! `nvfp4 explain` and `nvfp4 run --explain`: the launches of a layer on a GPU, and the instances that the plan chose among.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use nvfp4::kernels::explain::{Candidate, PlannedLaunch};
 use nvfp4::kernels::linear::{self, LinearKernels};
 use nvfp4::kernels::moe::{self, MoeKernels};
 use nvfp4::linear::LinearSizes;
-use nvfp4::moe::shape;
+use nvfp4::moe::{MoeSizes, shape};
 use nvfp4::plan::roofline::Gpu;
 use nvfp4::problem::{TokenDtype, TokenFormat};
 use serde_json::{Value, json};
@@ -72,37 +72,75 @@ pub fn run(args: &Args, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         writeln!(out, "{} on {} ({} SMs), tokens: {tokens}; {count} {noun}", args.shape, args.gpu.name, args.gpu.sms)?;
         writeln!(out, "{}\n", rows(launches))?;
     }
-    writeln!(
-        out,
-        "A product has a line for each instance that can compute it; the plan takes the first. tiles: the expected number, if\n\
-         tokens name all experts equally often. rounds: tiles of the SM with the most. cost: expected time relative to the\n\
-         instance that is taken, by the constants of the plan; –: the tile size alone decides, and of two instances with the\n\
-         same tile the one that loads weights early is taken. tile: tokens × columns."
-    )?;
+    writeln!(out, "{LEGEND}")?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// Explanation of the columns of [`rows`].
+pub const LEGEND: &str = "\
+A product has a line for each instance that can compute it; the plan takes the first. tiles: the expected number, if
+tokens name all experts equally often. rounds: tiles of the SM with the most. cost: expected time relative to the
+instance that is taken, by the constants of the plan; –: the tile size alone decides, and of two instances with the
+same tile the one that loads weights early is taken. tile: tokens × columns.";
+
 /// Returns the launches of a call.
 fn plan(args: &Args, tokens: usize) -> anyhow::Result<Vec<PlannedLaunch>> {
-    let (gpu, sms) = (args.gpu, args.gpu.sms as u32);
-    let missing = || Error::NotComputed(format!("no kernel runs on {}", gpu.name));
+    let gpu = args.gpu;
+    let on = On { name: gpu.name, capability: gpu.capability, sms: gpu.sms as u32 };
     if let Some((n, k)) = matrix(&args.shape)? {
         let token_format = args.token_format.unwrap_or_default();
         let sizes = LinearSizes { n, k, dtype: args.dtype, bias: false, token_format };
         sizes.check()?;
-        let kernels = LinearKernels::of(gpu.capability).ok_or_else(missing)?;
-        kernels.check(token_format, gpu.name)?;
-        return Ok(linear::explain(&sizes, tokens, &kernels, sms)?);
+        return Ok(on.linear(&sizes, tokens)?);
     }
-    let kernels = MoeKernels::of(gpu.capability).ok_or_else(missing)?;
     let shape = shape::find(&args.shape)?;
     let token_format = args.token_format.unwrap_or(match shape.token_format {
-        TokenFormat::Bits16 => kernels.default_format(),
+        TokenFormat::Bits16 => on.moe_kernels()?.default_format(),
         of_layer => of_layer,
     });
-    kernels.check(token_format, gpu.name)?;
     let sizes = shape.with_token_format(token_format).sizes(args.dtype);
-    Ok(moe::explain(&sizes, tokens, &kernels, sms)?)
+    Ok(on.moe(&sizes, tokens)?)
+}
+
+/// A GPU for which calls are planned.
+#[derive(Clone, Copy)]
+pub struct On<'a> {
+    /// Name in errors.
+    pub name: &'a str,
+    /// Compute capability.
+    pub capability: (u32, u32),
+    /// Number of SMs.
+    pub sms: u32,
+}
+
+impl On<'_> {
+    fn moe_kernels(&self) -> Result<MoeKernels, Error> {
+        MoeKernels::of(self.capability).ok_or_else(|| self.missing())
+    }
+
+    fn missing(&self) -> Error {
+        Error::NotComputed(format!("no kernel runs on {}", self.name))
+    }
+
+    /// Returns the launches of a call of an MoE layer.
+    ///
+    /// # Errors
+    /// If no kernel computes the layer on the GPU, or the sizes are too large.
+    pub fn moe(&self, sizes: &MoeSizes, tokens: usize) -> Result<Vec<PlannedLaunch>, Error> {
+        let kernels = self.moe_kernels()?;
+        kernels.check(sizes.token_format, self.name)?;
+        moe::explain(sizes, tokens, &kernels, self.sms)
+    }
+
+    /// Returns the launches of a call of a linear layer.
+    ///
+    /// # Errors
+    /// If no kernel computes the layer on the GPU, or the sizes are too large.
+    pub fn linear(&self, sizes: &LinearSizes, tokens: usize) -> Result<Vec<PlannedLaunch>, Error> {
+        let kernels = LinearKernels::of(self.capability).ok_or_else(|| self.missing())?;
+        kernels.check(sizes.token_format, self.name)?;
+        linear::explain(sizes, tokens, &kernels, self.sms)
+    }
 }
 
 /// Returns N and K, if a shape is a matrix.
@@ -117,7 +155,7 @@ fn matrix(shape: &str) -> anyhow::Result<Option<(usize, usize)>> {
 }
 
 /// Returns the table of the launches.
-fn rows(launches: &[PlannedLaunch]) -> comfy_table::Table {
+pub fn rows(launches: &[PlannedLaunch]) -> comfy_table::Table {
     let heads = ["launch", "CTAs", "threads", "shared memory", "tile", "tiles", "rounds", "cost"];
     let mut rows = table::table(&heads, 1);
     for PlannedLaunch { grid, choice, .. } in launches {
@@ -145,7 +183,7 @@ fn rows(launches: &[PlannedLaunch]) -> comfy_table::Table {
 }
 
 /// Returns the launches as JSON.
-fn values(launches: &[PlannedLaunch]) -> Vec<Value> {
+pub fn values(launches: &[PlannedLaunch]) -> Vec<Value> {
     let candidate = |of: &Candidate| {
         json!({
             "entry": of.entry,

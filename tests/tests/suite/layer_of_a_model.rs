@@ -914,6 +914,16 @@ fn experts_and_dense_branch_have_norms_of_their_own() {
 }
 
 #[test]
+fn tensors_of_a_block_named_like_draft_layers_and_towers_are_refused() {
+    for name in ["mtp_gain", "vision_gain"] {
+        let unknown = refusal(Some(qwen3()), |tensors| {
+            tensors.set(format!("{BLOCK}.{name}"), f32s(&[EXPERTS], &[1.0; EXPERTS]));
+        });
+        assert!(unknown.contains(&format!("{BLOCK}.{name}: this tensor is unknown and is not computed")), "{unknown}");
+    }
+}
+
+#[test]
 fn wrong_parts_of_a_layer_with_a_dense_branch_are_refused_by_name() {
     let error = |change: &dyn Fn(&mut Tensors, &mut Value)| error_of(gemma(), change);
     let named = |name: &str| format!("model.layers.3.{name}");

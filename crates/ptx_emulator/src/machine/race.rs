@@ -384,6 +384,10 @@ impl Detector {
     /// them. Earlier writes do not: the peer had written operands before an arrival of this kind, and 29 of 200 products
     /// were wrong on a B200 (NVIDIA/cutlass#3647). In the writer's own CTA they were visible behind relaxed cluster
     /// barriers: on an H200 to each of 57,600,000 reads, and to none of 115,200,000 copies too late.
+    ///
+    /// Writes of asynchronous operations that the lanes have seen complete count, except under `strict`: they are in
+    /// memory, and the lanes have no part in them. DeepGEMM's pairs report their copies so to the CTA that multiplies
+    /// (sm100_fp8_fp4_gemm_1d1d.cuh).
     pub fn release_weakly(&mut self, warp: u32, mask: u32, into: &mut Shared) {
         let mut known = None;
         self.release(warp, mask, &mut known);
@@ -391,6 +395,13 @@ impl Detector {
         if let Some(known) = known {
             join_times(&mut into.met, &Arc::new(known.seen.clone()));
             known.met.iter().for_each(|met| join_times(&mut into.met, met));
+            if !self.strict {
+                let agents = self.threads as usize..(self.threads + AGENTS) as usize;
+                for (into, known) in [(&mut into.seen, &known.seen), (&mut into.proxied, &known.proxied)] {
+                    let times = into[agents.clone()].iter_mut().zip(&known[agents.clone()]);
+                    times.for_each(|(into, known)| *into = (*into).max(*known));
+                }
+            }
         }
     }
 

@@ -117,6 +117,8 @@ pub(crate) struct Room {
 }
 
 const PUBLIC_B200: &str = "SemiAnalysisAI/microbench-blackwell 9a068d85";
+const ROUNDS_B300: &str =
+    "Antoniomv7/gb300-microbench 1f27767, a B300: rounds of 4, 16 and 64 products, one CTA and pairs";
 const PUBLIC_LATENCIES: &str = "markdewing/AI_kernels, latency/README.md";
 const PUBLIC_READS: &str = "NInfer (Neroued/ninfer), tools/hbm_bandwidth_probe.cu: read bandwidth of an RTX 5090";
 const PROBES_H200: &str = "benches/probes on an H200, 2026-11-22";
@@ -129,7 +131,7 @@ const H100_LITERATURE: &str =
 
 impl Card {
     /// Names of all GPUs.
-    pub const NAMES: [&str; 7] = ["h200", "h100", "b200", "rtx-5090", "rtx-pro-6000", "rtx-5070-ti", "gb10"];
+    pub const NAMES: [&str; 8] = ["h200", "h100", "b200", "b300", "rtx-5090", "rtx-pro-6000", "rtx-5070-ti", "gb10"];
 
     /// GPU with this name.
     pub fn named(name: &str) -> Option<Card> {
@@ -137,6 +139,7 @@ impl Card {
             "h200" => Some(Card::h200()),
             "h100" => Some(Card::h100()),
             "b200" => Some(Card::b200()),
+            "b300" => Some(Card::b300()),
             "rtx-5090" => Some(Card::sm_120("rtx-5090", 170, "sm_120a", 2407.0, 1792.0, 96.0)),
             "rtx-pro-6000" => Some(Card::sm_120("rtx-pro-6000", 188, "sm_120a", 2617.0, 1792.0, 128.0)),
             "rtx-5070-ti" => Some(Card::sm_120("rtx-5070-ti", 70, "sm_120a", 2452.0, 896.0, 48.0)),
@@ -338,9 +341,7 @@ impl Card {
             // have 34 cycles more latency, and the cluster's barrier takes 180. The rest is the fence of the arrival.
             Key::ClusterFence => (
                 167.0,
-                Fitted(
-                    "Antoniomv7/gb300-microbench 1f27767, a B300: rounds of 4, 16 and 64 products, one CTA and pairs",
-                ),
+                Fitted(ROUNDS_B300),
             ),
             Key::TensorRate => (4096.0, datasheet),
             Key::MmaLatency => (20.0, Assumed("as on an H200")),
@@ -353,6 +354,24 @@ impl Card {
             Key::TmemLatency => (30.0, Assumed("as for shared memory")),
             Key::CopyBytes => (64.0, Assumed("half the bandwidth of shared memory")),
             Key::GenericStall => (2.0, Assumed("two independent instructions between dependent instructions")),
+        })
+    }
+
+    /// A B300: a B200 with the clock, memory and rounds of products that others measured. Its block-scaled products with
+    /// K = 96, which are faster than a B200's, are not emulated.
+    fn b300() -> Card {
+        use Origin::{Assumed, Fitted, Published};
+        let b200 = Card::b200();
+        Card::new("b300", b200.sms, "sm_103a", |key| match key {
+            Key::Clock => (
+                2019.0,
+                Published("Antoniomv7/gb300-microbench 1f27767: 16.358 TFLOP/s of an SM at 8102 FLOP per cycle"),
+            ),
+            Key::DramBytes => (7024.0, Published("Antoniomv7/gb300-microbench 1f27767, a B300: memory_paths, LDGSTS")),
+            Key::MatrixLatency => (270.0, Fitted(ROUNDS_B300)),
+            Key::PairLatency => (304.0, Fitted(ROUNDS_B300)),
+            Key::ClusterFence => (b200.get(key), Fitted(ROUNDS_B300)),
+            _ => (b200.get(key), Assumed("as on a B200")),
         })
     }
 }

@@ -239,6 +239,10 @@ impl Backend for Cuda {
         format!("{name} (compute capability {major}.{minor}, {sms} SMs)")
     }
 
+    fn gpu(&self) -> Option<((u32, u32), u32)> {
+        Some((self.info().capability, self.info().sms))
+    }
+
     fn peaks(&self) -> Option<Peaks> {
         let name = &self.info().name;
         let name = name.strip_prefix("NVIDIA ").unwrap_or(name);

@@ -49,6 +49,10 @@ pub struct Args {
     pub backend: Choice,
     #[arg(long, value_name = "WORD,…", default_value_t, help = variant_help())]
     pub variant: Variant,
+    /// For --op moe and linear: print the plan before the run, which instances a GPU takes and what it expects of the
+    /// others, as `nvfp4 explain` does.
+    #[arg(long)]
+    pub explain: bool,
     /// Ignore the verdicts of self-tests on this GPU: a kernel that failed there may be named, and no kernel is tested
     /// before its first use.
     #[arg(long)]

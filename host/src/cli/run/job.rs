@@ -5,10 +5,12 @@ use anyhow::bail;
 use nvfp4::Error;
 use nvfp4::backend::Operation;
 use nvfp4::checkpoint::OutputFile;
+use nvfp4::kernels::explain::PlannedLaunch;
 use nvfp4::plan::roofline::Roofline;
 use serde_json::Value;
 
 use super::args::Args;
+use crate::cli::explain::On;
 use crate::cli::table;
 
 /// Weights of a job's operation.
@@ -80,6 +82,14 @@ pub trait Job {
 
     /// Describes the job.
     fn about(&self) -> About;
+
+    /// Returns the launches of the step on a GPU, for --explain.
+    ///
+    /// # Errors
+    /// If the operation's plan is not explained, or no kernel computes the step on the GPU.
+    fn explain(&self, _on: On<'_>) -> Result<Vec<PlannedLaunch>, Error> {
+        Err(Error::NotComputed("--explain needs --op moe or linear; the plan of groups is not explained".into()))
+    }
 
     /// Creates the output of the first run, with all parts that will be compared.
     fn output(&self, _args: &Args) -> OutputOf<Self> {

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use nvfp4::backend::{Backend, Linear};
 use nvfp4::checkpoint::{Checkpoint, LayerTensors, OutputFile};
+use nvfp4::kernels::explain::PlannedLaunch;
 use nvfp4::linear::compare::{compare_sample, compare_with_progress};
 use nvfp4::linear::{LinearInputs, LinearOutput, LinearSizes, LinearStep, LinearWeights, generate};
 use nvfp4::plan::variant::Variant;
@@ -19,6 +20,7 @@ use super::job::{self, About, Compared, Findings, Job};
 use super::runs::compute;
 use super::tokens::{self, Tokens};
 use super::{report, tensors};
+use crate::cli::explain::On;
 use crate::cli::progress::Progress;
 use crate::cli::table;
 
@@ -127,6 +129,10 @@ impl Job for LinearJob<'_> {
 
     fn step(&self) -> &LinearStep<'_> {
         &self.step
+    }
+
+    fn explain(&self, on: On<'_>) -> Result<Vec<PlannedLaunch>, Error> {
+        on.linear(&self.step.sizes(), self.step.tokens())
     }
 
     fn about(&self) -> About {

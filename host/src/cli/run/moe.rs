@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use nvfp4::backend::{Backend, Moe};
 use nvfp4::checkpoint::{Checkpoint, LayerTensors, OutputFile};
+use nvfp4::kernels::explain::PlannedLaunch;
 use nvfp4::moe::compare::MoeComparison;
 use nvfp4::moe::generate;
 use nvfp4::moe::{MoeOutput, MoeSizes, MoeStep, MoeWeights, shape};
@@ -22,6 +23,7 @@ use super::runs::compute;
 use super::tokens::{self, Tokens};
 use super::verification::{compare_layer, layer_output};
 use super::{report, tensors};
+use crate::cli::explain::On;
 use crate::cli::progress::Progress;
 use crate::cli::table;
 
@@ -177,6 +179,10 @@ impl Job for MoeJob<'_> {
 
     fn step(&self) -> &MoeStep<'_> {
         &self.step
+    }
+
+    fn explain(&self, on: On<'_>) -> Result<Vec<PlannedLaunch>, Error> {
+        on.moe(&self.step.sizes(), self.step.tokens())
     }
 
     fn about(&self) -> About {

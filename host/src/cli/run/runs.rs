@@ -4,14 +4,17 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::bail;
 use nvfp4::Error;
 use nvfp4::backend::{self, Backend, Layer, Operation, cpu::Cpu};
 use nvfp4::checkpoint::{Checkpoint, OutputFile};
+use nvfp4::kernels::explain::PlannedLaunch;
 
 use super::args::{Args, Choice};
 use super::job::Job;
 use super::prediction::{self, Sensitivity};
 use super::report::Report;
+use crate::cli::explain::{self, LEGEND, On};
 use crate::cli::exit;
 use crate::cli::progress::Progress;
 
@@ -26,6 +29,10 @@ pub fn compute<J: Job>(
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
     let about = job.about();
+    let plan = plan(args, job, backend.as_ref())?;
+    if let Some(plan) = plan.as_deref().filter(|_| !args.json) {
+        writeln!(out, "{}\n\n{LEGEND}\n", explain::rows(plan))?;
+    }
     let mut layer = prepare::<J::Op>(args, &mut backend, about.has_variants, job.weights())?;
     let Runs { times, host_times, output, same_bits } = Runs::new(args, job, layer.as_mut())?;
     let compared = job.compare(args, &output);
@@ -52,9 +59,24 @@ pub fn compute<J: Job>(
         backend::run(layer.as_mut(), job.step(), &mut J::Op::output(job.step()))?;
         Ok(())
     })?;
-    prediction::print(args, report.json(), |out| report.print(out), sensitivity.as_ref(), out)?;
+    let mut json = report.json();
+    if let Some(plan) = &plan {
+        json["plan"] = explain::values(plan).into();
+    }
+    prediction::print(args, json, |out| report.print(out), sensitivity.as_ref(), out)?;
     written?;
     Ok(if is_wrong { ExitCode::from(exit::WRONG) } else { ExitCode::SUCCESS })
+}
+
+/// Returns the launches of the step that --explain asks for.
+fn plan<J: Job>(args: &Args, job: &J, backend: &dyn Backend) -> anyhow::Result<Option<Vec<PlannedLaunch>>> {
+    if !args.explain {
+        return Ok(None);
+    }
+    let Some((capability, sms)) = backend.gpu() else {
+        bail!("--explain needs a GPU, because the CPU has no launches; add --backend cuda, or --backend emulated --arch sm_90a");
+    };
+    Ok(Some(job.explain(On { name: &backend.device(), capability, sms })?))
 }
 
 /// Prepares a layer on the backend. If --backend did not choose one, the CPU takes its place for a layer that the backend

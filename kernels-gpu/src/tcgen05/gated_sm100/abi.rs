@@ -212,6 +212,12 @@ macro_rules! instances {
             gated_sm100_t192_apart = gated(192).apart().stages(5);
             gated_sm100_t256_apart = gated(256).apart().stages(4);
             gated_sm100_t256_split = gated(256).apart().split().stages(5);
+            gated_sm100_t64_apart_release = gated(64).apart().releases().stages(7);
+            gated_sm100_t128_apart_release = gated(128).apart().releases().stages(6);
+            gated_sm100_t192_apart_release = gated(192).apart().releases().stages(5);
+            gated_sm100_t256_apart_release = gated(256).apart().releases().stages(4);
+            gated_sm100_t256_split_release = gated(256).apart().split().releases().stages(5);
+            gated_sm100_t64_one_set = gated(64).one_set().stages(4);
             plain_sm100_t8 = plain(8).stages(10);
             plain_sm100_t16 = plain(16).stages(9);
             plain_sm100_t32 = plain(32).stages(9);
@@ -226,6 +232,12 @@ macro_rules! instances {
             plain_sm100_t192_pair = plain(192).pair().stages(6);
             plain_sm100_t256_pair = plain(256).pair().stages(5);
             plain_sm100_t192_split = plain(192).pair().split().stages(6);
+            plain_sm100_t64_pair_release = plain(64).pair().releases().stages(8);
+            plain_sm100_t128_pair_release = plain(128).pair().releases().stages(7);
+            plain_sm100_t192_pair_release = plain(192).pair().releases().stages(6);
+            plain_sm100_t256_pair_release = plain(256).pair().releases().stages(5);
+            plain_sm100_t192_split_release = plain(192).pair().split().releases().stages(6);
+            plain_sm100_t64_one_set = plain(64).one_set().stages(7);
         }
     };
 }
@@ -304,6 +316,11 @@ pub struct Instance {
     pub splits: u32,
     /// Whether the weights of the first stages are loaded before the wait for earlier grids, which write the tokens.
     pub early: bool,
+    /// Whether the CTAs of a pair report to each other by [releasing arrivals](crate::ring::Ring::releasing).
+    pub releases: bool,
+    /// Whether the scales of all k-blocks have the same columns of tensor memory. Copies then overwrite scales of MMAs
+    /// that were issued before, without a wait for these MMAs.
+    pub one_set: bool,
 }
 
 /// An [`Instance`] without its number of stages.
@@ -326,6 +343,8 @@ pub const fn gated(tile_tokens: u32) -> Builder {
         halves,
         splits: 1,
         early: false,
+        releases: false,
+        one_set: false,
     })
 }
 
@@ -368,6 +387,16 @@ impl Builder {
     /// Loads the weights of the first stages before the wait for earlier grids.
     pub const fn early(self) -> Self {
         Self(Instance { early: true, ..self.0 })
+    }
+
+    /// Sets [`Instance::releases`].
+    pub const fn releases(self) -> Self {
+        Self(Instance { releases: true, ..self.0 })
+    }
+
+    /// Sets [`Instance::one_set`].
+    pub const fn one_set(self) -> Self {
+        Self(Instance { one_set: true, ..self.0 })
     }
 
     /// Returns the instance with `stages` stages.
@@ -534,8 +563,11 @@ impl Instance {
     }
 
     /// Number of sets of columns of tensor memory for the scales of a k-block: the number of stages, or the number that
-    /// fits if it is smaller.
+    /// fits if it is smaller. 1 with [`Instance::one_set`].
     pub const fn scale_sets(self) -> u32 {
+        if self.one_set {
+            return 1;
+        }
         let left = TMEM_COLUMNS.saturating_sub(self.accumulators() * self.accumulator_columns());
         let fit = left / self.scale_columns();
         if fit < self.stages { fit } else { self.stages }
@@ -604,6 +636,7 @@ impl Instance {
             "serial roles require a single CTA: in a pair, no thread of the second CTA would report its stages"
         );
         assert!(self.splits == 1 || self.blocks == 2, "`split` requires pairs");
+        assert!(!self.releases || self.blocks == 2, "`releases` requires pairs");
         let alone = self.blocks == 1 && matches!(self.roles, Roles::Specialized);
         assert!(!self.early || alone, "`early` requires a single CTA with a warp that loads");
         assert!(

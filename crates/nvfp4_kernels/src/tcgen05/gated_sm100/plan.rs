@@ -31,7 +31,8 @@ pub(super) fn candidates(op: Op) -> impl Iterator<Item = Instance> {
     let plain_design = |instance: &Instance| {
         let pair_with_a_matrix_each = instance.blocks == 2 && instance.block_matrices() == 1;
         let alone = instance.blocks == 1 && instance.tile_tokens <= MAX_TILE_TOKENS;
-        (instance.store, instance.roles) == (Store::Direct, Roles::Specialized) && (alone || pair_with_a_matrix_each)
+        (instance.store, instance.roles, instance.one_set) == (Store::Direct, Roles::Specialized, false)
+            && (alone || pair_with_a_matrix_each)
     };
     instances(op).filter(plain_design)
 }
@@ -42,14 +43,14 @@ pub(super) fn has_even_tiles(instance: Instance) -> bool {
 }
 
 /// Returns the instance that is fastest on a B200 according to [`cycles`], if one is not refused. Among equals, the
-/// smallest tile wins, then the most stages.
+/// smallest tile wins, then relaxed arrivals, then the most stages.
 pub(super) fn choose(op: Op, groups: &[Sizes], sms: u32, refused: &Refused) -> Option<Instance> {
     let fits = |instance: &Instance| {
         let one_tile = groups.iter().all(|group| group.m <= instance.tile_tokens);
         one_tile || has_even_tiles(*instance)
     };
     let preference = |instance: &Instance| {
-        (cycles(*instance, groups, sms), instance.tile_tokens, std::cmp::Reverse(instance.stages))
+        (cycles(*instance, groups, sms), instance.tile_tokens, instance.releases, std::cmp::Reverse(instance.stages))
     };
     let is_left = |instance: &Instance| instance.blocks_of_tile() <= sms.max(1) && !refused.contains(instance.entry);
     candidates(op).filter(is_left).filter(fits).min_by_key(preference)

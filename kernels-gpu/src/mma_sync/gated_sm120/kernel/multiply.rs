@@ -97,7 +97,7 @@ impl<W: Work, const COLUMNS: usize> Multiplier<W, COLUMNS> {
                 fence_proxy_async_shared();
                 sync_warp(ALL_LANES);
                 if self.lane == 0 {
-                    Ring::<1>::arrive(self.stages.empty(), 0);
+                    self.stages.arrive(self.stages.empty(), 0);
                 }
             }
             self.stages.advance();

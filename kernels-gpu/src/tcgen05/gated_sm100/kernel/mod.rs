@@ -28,7 +28,8 @@
 //! scales of all stages); this kernel does not. It has [`Instance::scale_sets`] sets of columns and uses them in turn,
 //! one per k-block. Before a set is written again, the MMAs that read it must be complete. If there are as many sets as
 //! stages, a stage that is full again shows that they are. If fewer sets fit, the thread that multiplies waits for
-//! these MMAs, while the tensor core executes later ones.
+//! these MMAs, while the tensor core executes later ones. Instances with [`Instance::one_set`] rely on CUTLASS's order,
+//! for a comparison on a GPU.
 //!
 //! A tile of tokens that starts inside of a scale tile passes the column at which its 32 tokens begin. The manual only
 //! requires this address to be a whole column ("4-byte aligned sub-column", "Layout of the Scale Factor B Matrix for
@@ -45,6 +46,7 @@
 //! [`Instance::early`]: crate::tcgen05::gated_sm100::abi::Instance::early
 //! [`Instance::scale_sets`]: crate::tcgen05::gated_sm100::abi::Instance::scale_sets
 //! [`Instance::splits`]: crate::tcgen05::gated_sm100::abi::Instance::splits
+//! [`Instance::one_set`]: crate::tcgen05::gated_sm100::abi::Instance::one_set
 
 mod load;
 mod multiply;
@@ -55,7 +57,7 @@ mod work;
 use core::ops::Range;
 
 use cuda_std::{
-    cluster::{cluster_rank, wait_cluster},
+    cluster::{arrive_cluster_relaxed, cluster_rank, wait_cluster},
     fence::fence_mbarrier_init,
     mbarrier::{Mbarrier, mbarrier_init},
     shared::{dynamic_shared_address, ld_shared_b32},
@@ -100,6 +102,9 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         // `sync`, nobody uses the tensor memory or another CTA's shared memory any more.
         unsafe {
             let loads = warp == Self::LOAD_WARP;
+            if BLOCKS > 1 {
+                arrive_cluster_relaxed();
+            }
             // The first tile is loaded while barriers are initialized.
             let first = (W::AT_ONCE && loads).then(|| block.first_tile());
             let (mut stages, mut maps) = (block.stages(), u32::MAX);
@@ -118,6 +123,10 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
             }
             if warp < Self::INSTANCE.epilogue_warps() {
                 block.init_slots(warp);
+            }
+            // Both CTAs of a pair must have started before one of them allocates for both (PTX ISA, "tcgen05.alloc").
+            if BLOCKS > 1 {
+                wait_cluster();
             }
             if warp == Self::MMA_WARP {
                 tcgen05_alloc::<BLOCKS>(block.shared + Self::TMEM_ADDRESS, Self::TMEM_COLUMNS);

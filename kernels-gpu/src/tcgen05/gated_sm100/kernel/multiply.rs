@@ -165,7 +165,7 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
     unsafe fn wait_for_scale_set(&mut self) {
         // With as many sets as stages, no wait is needed: the stage is full, so the MMAs that read it last, and this
         // set with it, are complete.
-        if Self::SCALE_SETS < Self::INSTANCE.stages && self.all_used {
+        if Self::SCALE_SETS < Self::INSTANCE.stages && !Self::INSTANCE.one_set && self.all_used {
             // SAFETY: the MMAs of this stage were issued in this round, and the stage has not been multiplied again
             // since.
             unsafe { self.scales_of.wait_emptied() };
@@ -233,7 +233,7 @@ impl<W: Work, const BLOCKS: u32> Multiplier<W, BLOCKS> {
             // expects this arrival in addition to its own thread's.
             unsafe {
                 self.stages.wait_full();
-                Ring::<BLOCKS>::arrive(self.stages.full(), self.block.leader());
+                self.stages.arrive(self.stages.full(), self.block.leader());
             }
             self.stages.advance();
         }

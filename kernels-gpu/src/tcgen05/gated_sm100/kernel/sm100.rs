@@ -3,7 +3,7 @@
 use core::ops::Range;
 
 use cuda_std::{
-    cluster::{arrive_cluster, sync_cluster},
+    cluster::{arrive_cluster, arrive_cluster_relaxed, wait_cluster},
     mbarrier::MBARRIER_BYTES,
     shared::SharedAddress,
     tcgen05::{TMEM_LANES, TmemAddress, tmem_allocation},
@@ -129,13 +129,14 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
     /// pair, after the load warps and copies of both CTAs have arrived. It is empty after the MMAs that read it are
     /// complete.
     pub(super) fn stages(self) -> Ring<BLOCKS> {
-        Ring::new(self.shared + Self::STAGE_BARRIERS, Self::STAGES)
+        Ring::new(self.shared + Self::STAGE_BARRIERS, Self::STAGES).releasing(Self::INSTANCE.releases)
     }
 
     /// Accumulators. An accumulator is full after its MMAs are complete, and empty after every epilogue warp, in a pair
     /// of both CTAs, has read it.
     pub(super) fn accumulators(self) -> Ring<BLOCKS> {
         Ring::new(self.shared + Self::ACCUMULATOR_BARRIERS, Self::INSTANCE.accumulators())
+            .releasing(Self::INSTANCE.releases)
     }
 
     /// Signals to the threads of the CTA, or of both CTAs of a pair, that this warp has reached a point, and continues.
@@ -152,11 +153,21 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         unsafe {
             sync_warp(ALL_LANES);
             if BLOCKS > 1 {
-                arrive_cluster();
+                if Self::publishes::<BARRIER>() {
+                    arrive_cluster();
+                } else {
+                    arrive_cluster_relaxed();
+                }
             } else {
                 thread::arrive_barrier::<BARRIER>(Self::INSTANCE.threads());
             }
         }
+    }
+
+    /// Whether an arrival of a pair's warp must publish what the warp wrote: at [`BEGUN`], the address of the tensor
+    /// memory. At the other points the warp has only read.
+    const fn publishes<const BARRIER: u32>() -> bool {
+        BARRIER == BEGUN || Self::INSTANCE.releases
     }
 
     /// Same as [`Self::arrive`], and waits until all other warps have reached the point.
@@ -168,10 +179,11 @@ impl<W: Work, const BLOCKS: u32> Sm100<W, BLOCKS> {
         // SAFETY: the lanes of the warp meet first, so all of them wait together; each warp arrives once, here or in
         // `arrive`.
         unsafe {
-            sync_warp(ALL_LANES);
             if BLOCKS > 1 {
-                sync_cluster();
+                Self::arrive::<BARRIER>();
+                wait_cluster();
             } else {
+                sync_warp(ALL_LANES);
                 thread::sync_barrier::<BARRIER>(Self::INSTANCE.threads());
             }
         }
