@@ -241,10 +241,8 @@ mod tests {
     fn instructions_are_found_after_guards() {
         let code = "\t.section\t.text.one,\"ax\",@progbits\n.text.one:\n        /*0000*/                   LDC R1, c[0x0][0x37c] ;\n\
              .L_x_0:\n        /*0010*/              @!UP0 UTMALDG.2D [UR4], [UR10] ;\n.text.two:\n        /*0000*/  EXIT ;\n";
-        let found: Vec<(_, Vec<_>)> = lines_of_entries(code)
-            .into_iter()
-            .map(|(entry, lines)| (entry, names(&lines)))
-            .collect();
+        let found: Vec<(_, Vec<_>)> =
+            lines_of_entries(code).into_iter().map(|(entry, lines)| (entry, names(&lines))).collect();
         assert_eq!(found, [("one", vec!["LDC", "UTMALDG.2D"]), ("two", vec!["EXIT"])]);
     }
 

@@ -49,6 +49,12 @@ pub trait Kernel: Sync {
         false
     }
 
+    /// Whether an entry is right by the letter of the manual. Otherwise it relies on an order that shipped kernels rely on
+    /// too, and the emulator accepts it only at its default level.
+    fn follows_manual(&self, _entry: &str) -> bool {
+        true
+    }
+
     /// Returns this kernel as a [`Grouped`] one. `None`: it does not compute the groups of a step.
     fn as_grouped(&self) -> Option<&dyn Grouped> {
         None

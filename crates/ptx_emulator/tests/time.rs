@@ -83,7 +83,10 @@ fn rounds_of_products_take_the_cycles_of_a_b300() {
         for (blocks, published) in [(1, alone), (2, pair)] {
             let predicted = round(blocks, n, products);
             let miss = predicted / published - 1.0;
-            println!("{blocks} CTAs, N = {n}, {products}: {predicted:.1}, published {published}, {:+.1} %", 100.0 * miss);
+            println!(
+                "{blocks} CTAs, N = {n}, {products}: {predicted:.1}, published {published}, {:+.1} %",
+                100.0 * miss
+            );
             assert!(miss.abs() < most, "{blocks} CTAs, N = {n}, {products}: {predicted:.1}, published {published}");
         }
     }

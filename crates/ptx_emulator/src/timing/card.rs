@@ -339,10 +339,7 @@ impl Card {
             Key::ClusterBarrier => (180.0, Assumed("as long as an arrival in another CTA")),
             // A pair's round takes 752 cycles without its products. A round of one CTA takes 371 of them, a pair's products
             // have 34 cycles more latency, and the cluster's barrier takes 180. The rest is the fence of the arrival.
-            Key::ClusterFence => (
-                167.0,
-                Fitted(ROUNDS_B300),
-            ),
+            Key::ClusterFence => (167.0, Fitted(ROUNDS_B300)),
             Key::TensorRate => (4096.0, datasheet),
             Key::MmaLatency => (20.0, Assumed("as on an H200")),
             Key::MatrixLatency => (140.0, public),

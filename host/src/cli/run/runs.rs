@@ -14,8 +14,8 @@ use super::args::{Args, Choice};
 use super::job::Job;
 use super::prediction::{self, Sensitivity};
 use super::report::Report;
-use crate::cli::explain::{self, LEGEND, On};
 use crate::cli::exit;
+use crate::cli::explain::{self, LEGEND, On};
 use crate::cli::progress::Progress;
 
 /// Runs the job, writes a right output to `file`, and prints the report. The files of `checkpoint` must not have changed
@@ -74,7 +74,9 @@ fn plan<J: Job>(args: &Args, job: &J, backend: &dyn Backend) -> anyhow::Result<O
         return Ok(None);
     }
     let Some((capability, sms)) = backend.gpu() else {
-        bail!("--explain needs a GPU, because the CPU has no launches; add --backend cuda, or --backend emulated --arch sm_90a");
+        bail!(
+            "--explain needs a GPU, because the CPU has no launches; add --backend cuda, or --backend emulated --arch sm_90a"
+        );
     };
     Ok(Some(job.explain(On { name: &backend.device(), capability, sms })?))
 }

@@ -447,6 +447,12 @@ impl Instance {
         self.blocks * self.splits
     }
 
+    /// Whether the instance is right by the letter of the manual: it relies neither on relaxed arrivals of a pair nor on
+    /// the order of an MMA and a copy of scales behind it.
+    pub const fn follows_manual(self) -> bool {
+        (self.blocks == 1 || self.releases) && !self.one_set
+    }
+
     /// Number of CTAs that have sums of the same elements of C. Each of them finishes every `finishers`-th [`N_STEP`]
     /// tokens.
     pub const fn finishers(self) -> u32 {

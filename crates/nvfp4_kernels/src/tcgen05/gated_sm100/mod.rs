@@ -24,6 +24,10 @@ use nvfp4_core::problem::Op;
 pub struct GatedSm100;
 
 impl Kernel for GatedSm100 {
+    fn follows_manual(&self, entry: &str) -> bool {
+        INSTANCES.iter().any(|instance| instance.entry == entry && instance.follows_manual())
+    }
+
     fn name(&self) -> &'static str {
         "gated_sm100"
     }
