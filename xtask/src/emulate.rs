@@ -1,7 +1,7 @@
 //! Runs `nvfp4 run --backend emulated` and keeps the counters that the documents show.
 //!
-//! Every kept number is an integer that the `fair` schedule reproduces exactly for the same PTX. The released command
-//! is run because it is optimized and rebuilt with every kernel; xtask need not be.
+//! Every kept number is an integer that the `fair` schedule reproduces exactly for the same PTX. The command is run
+//! because it is rebuilt with every kernel; xtask need not be.
 
 use std::{
     path::{Path, PathBuf},
@@ -105,12 +105,12 @@ impl Run {
 pub struct Nvfp4(PathBuf);
 
 impl Nvfp4 {
-    /// Builds the command as `cargo run --release` does.
+    /// Builds the command with the profile of the tests, which optimizes the emulator too.
     pub fn build() -> anyhow::Result<Self> {
         let mut cargo = Command::new(env!("CARGO"));
-        let status = cargo.current_dir(workspace::root()).args(["build", "--release", "--bin", "nvfp4"]).status();
+        let status = cargo.current_dir(workspace::root()).args(["build", "--bin", "nvfp4"]).status();
         ensure!(status.context("cannot run cargo")?.success(), "cannot build nvfp4");
-        Ok(Self(workspace::target_dir().join("release/nvfp4")))
+        Ok(Self(workspace::target_dir().join("debug/nvfp4")))
     }
 
     /// Path of the command.
