@@ -528,7 +528,7 @@ fn only_a_passed_kernel_is_the_default() {
     assert_eq!(computes(&verdicts, "persistent").unwrap(), "plain_sm100");
     let expected = "gated_sm100 is used without instances that have failed their self-test on Fake GPU with driver ";
     assert!(notes()[0].starts_with(expected), "{:?}", notes());
-    assert!(notes()[0].contains(": plain_sm100_t64 (plain t64: it hung); 33 other entries serve"), "{:?}", notes());
+    assert!(notes()[0].contains(": plain_sm100_t64 (plain t64: it hung); 45 other entries serve"), "{:?}", notes());
     assert!(computes(&verdicts, "gated_sm100,t64").unwrap_err().contains("plain t64: it hung"));
     assert_eq!(computes(&verdicts, "gated_sm100,t128").unwrap(), "plain_sm100");
     assert_eq!(computes(&Verdicts::Ignored, "gated_sm100,t64").unwrap(), "plain_sm100");
