@@ -18,10 +18,10 @@ use cuda_std::{
 /// # Arrivals at the other CTA
 /// They are relaxed, because they report only copies that this thread has seen complete, and reads of tensor memory
 /// that `tcgen05.wait::ld` has completed. The thread has written nothing that a release would publish. A release at the
-/// scope of the cluster is a `MEMBAR.ALL.GPU` in machine code, and its acquire a `CCTL.IVALL`. By the letter of the
-/// manual, only a release passes on that a copy is complete (PTX ISA, "Memory Consistency Model"). Shipped kernels
-/// arrive without it: DeepGEMM's `sm100_fp8_fp4_gemm_1d1d.cuh`, for both purposes. [`Ring::releasing`] is the form by
-/// the letter.
+/// scope of the cluster is a `MEMBAR.ALL.GPU` in machine code, and an acquire a `CCTL.IVALL`. The manual says that only
+/// a release passes on that a copy is complete (PTX ISA, "Memory Consistency Model"). DeepGEMM's
+/// `sm100_fp8_fp4_gemm_1d1d.cuh` reports both without a release. With [`Ring::releasing`], arrivals release as the manual
+/// says.
 #[derive(Clone, Copy)]
 pub struct Ring<const BLOCKS: u32 = 1> {
     /// First mbarrier: `count` full barriers, then `count` empty barriers.
@@ -139,12 +139,12 @@ impl<const BLOCKS: u32> Ring<BLOCKS> {
         unsafe { self.wait(self.empty(), self.parity()) }
     }
 
-    /// Waits until the phase with this parity completes.
+    /// Waits until the phase with this parity completes, at any barrier where the other CTA of a pair reports to this one.
     ///
     /// # Safety
     /// `barrier` is initialized. The phase is the current or the preceding phase.
     #[inline(always)]
-    unsafe fn wait(self, barrier: Mbarrier, parity: u32) {
+    pub unsafe fn wait(self, barrier: Mbarrier, parity: u32) {
         // SAFETY: the caller guarantees that `barrier` is initialized and that the phase is the current or the
         // preceding one.
         unsafe {

@@ -7,10 +7,7 @@ use cuda_std::{
     fence::{fence_proxy_async_shared, fence_proxy_tensormap_acquire},
     float::add_rn_f32x2,
     global::{GlobalAddress, st_global_v4_b32},
-    mbarrier::{
-        Mbarrier, mbarrier_arrive_expect_tx, mbarrier_wait_parity, mbarrier_wait_parity_cluster,
-        st_async_shared_cluster_v4_b32,
-    },
+    mbarrier::{Mbarrier, mbarrier_arrive_expect_tx, st_async_shared_cluster_v4_b32},
     mma::ldmatrix_x4_trans_b16,
     shared::{SharedAddress, ld_shared_v4_b32, st_shared_b16, st_shared_v4_b32},
     tcgen05::{
@@ -391,7 +388,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
                 self.release(true);
                 return;
             }
-            Self::wait_for_sums(self.inbox_barrier, 0);
+            self.accumulators.wait(self.inbox_barrier, 0);
             for index in 0..steps {
                 let own =
                     tcgen05_ld_32x32b_x8(accumulator.column(index * step + finisher * N_STEP)).map(f32::from_bits);
@@ -493,7 +490,7 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
             if lane_id() == 0 {
                 mbarrier_arrive_expect_tx(self.slot_barriers.nth(slot), SLOT_BYTES);
             }
-            Self::wait_for_sums(self.slot_barriers.nth(slot), parity);
+            self.accumulators.wait(self.slot_barriers.nth(slot), parity);
         }
         core::array::from_fn(|index| {
             let piece = |n: u32| lane_of_slot + (index as u32 * PIECES + n) * PIECE_BYTES;
@@ -501,22 +498,6 @@ impl<W: Work, const BLOCKS: u32> Epilogue<W, BLOCKS> {
             let [[a, b, c, d], [e, f, g, h]] = unsafe { [ld_shared_v4_b32(piece(0)), ld_shared_v4_b32(piece(1))] };
             [a, b, c, d, e, f, g, h].map(f32::from_bits)
         })
-    }
-
-    /// Waits until the phase with this parity completes: the sums of other CTAs are in this CTA's shared memory.
-    ///
-    /// # Safety
-    /// `barrier` is initialized. The phase is the current or the preceding phase.
-    #[inline(always)]
-    unsafe fn wait_for_sums(barrier: Mbarrier, parity: u32) {
-        // SAFETY: the caller guarantees an initialized barrier, and that the phase is the current or the preceding one.
-        unsafe {
-            if Sm100::<W, BLOCKS>::INSTANCE.releases {
-                mbarrier_wait_parity_cluster(barrier, parity);
-            } else {
-                mbarrier_wait_parity(barrier, parity);
-            }
-        }
     }
 
     /// Signals that this warp has read all that it needs of the accumulator. The next tile's MMAs may overwrite the
