@@ -74,6 +74,9 @@ fn constant(key: Key, lines: &Lines, multiprocessors: u32) -> Option<Line> {
             .combine(["tcgen05-ld-32x32b.x64", "tcgen05-ld-32x32b.x16"], |[long, short]| short - (long - short) / 3.0),
         Key::CopyBytes => lines.combine(["tcgen05-cp-32x128b-warpx4"], |[cycles]| 512.0 / cycles),
         Key::L1Part
+        | Key::FarLatency
+        | Key::GpuFence
+        | Key::SystemFence
         | Key::DramBanks
         | Key::DramPage
         | Key::L2Capacity
@@ -88,6 +91,15 @@ fn waited(name: &str, lines: &Lines) -> Option<Line> {
     lines.combine([&format!("{name}-alone"), name, "mbarrier-wake+arrive"], |[alone, more, wake]| alone - more - wake)
 }
 
+/// Returns what the model predicts for the measured value of a key.
+fn modeled(card: &Card, key: Key) -> f64 {
+    match key {
+        // Half of the probe's lines are on the other die.
+        Key::L2Latency => card.get(key) + card.get(Key::FarLatency) / 2.0,
+        _ => card.get(key),
+    }
+}
+
 /// Prints a table of the measured constants, beside the model's values if the model has this GPU.
 pub fn print(lines: &Lines, multiprocessors: u32, card: Option<&Card>) {
     println!("\n| constant | unit | model | measured | least | most |\n|---|---|---:|---:|---:|---:|");
@@ -97,7 +109,7 @@ pub fn print(lines: &Lines, multiprocessors: u32, card: Option<&Card>) {
             missing.push(key.name());
             continue;
         };
-        let models = card.map_or("-".to_owned(), |card| card.get(key).to_string());
+        let models = card.map_or("-".to_owned(), |card| modeled(card, key).to_string());
         let [median, least, most] = line.spread();
         println!("| {} | {} | {models} | {median:.1} | {least:.1} | {most:.1} |", key.name(), key.unit());
     }

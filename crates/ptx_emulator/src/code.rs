@@ -15,6 +15,7 @@ use crate::machine::warp::Warp;
 use crate::operand::Special;
 use crate::parser::ast::Limits;
 use crate::parser::source::{SourceLine, Sources};
+use crate::timing::work::Fence;
 
 /// One operation of a warp's fragment. The mask holds the lanes whose guard is true. It is never empty.
 pub type Step = Box<dyn Fn(&mut Warp, &mut Machine<'_>, u32) -> Stopped<Flow> + Send + Sync>;
@@ -79,11 +80,12 @@ pub struct Uses {
     pub communicates: bool,
     /// `true` if the instruction does more than write registers.
     pub acts: bool,
-    /// `true` if the instruction releases earlier writes to the cluster. In the machine code of `sm_90a` and `sm_100a`, a
-    /// fence of the whole GPU comes before it, MEMBAR.ALL.GPU (ptxas 13.5).
-    pub releases_to_cluster: bool,
-    /// `true` if the instruction acquires from the cluster. The machine code then empties L1, CCTL.IVALL (ptxas 13.5).
-    pub acquires_from_cluster: bool,
+    /// Fence that comes before the instruction in the machine code, because the instruction releases earlier writes to
+    /// others than its CTA.
+    pub fence: Option<Fence>,
+    /// `true` if the instruction acquires from a scope beyond the CTA. The machine code then empties L1, CCTL.IVALL
+    /// (ptxas 13.5).
+    pub acquires: bool,
     /// Target of the address, as far as the text gives it.
     pub address: TextualAddress,
     /// Label that the instruction jumps to.

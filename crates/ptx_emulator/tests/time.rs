@@ -219,6 +219,33 @@ fn clusters_take_the_cycles_of_an_h100() {
     near("arrival with a release", turn("arrivals") / 2.0, 949.18);
 }
 
+/// benches/lab/measurements/h200-fences.txt: a turn of a warp with one fence, store or load.
+#[test]
+fn fences_take_the_cycles_of_an_h200() {
+    let card = Card::named("h200").unwrap();
+    let turn = |entry| {
+        let time = |turns: u32| {
+            let mut device = Device::new(DeviceConfig { sms: card.sms });
+            let word = device.allocate(4096);
+            let module = Module::parse(include_str!("time/fences.ptx")).unwrap();
+            let mut timeline = Timeline::new(card.clone());
+            let args = [word.into(), Arg::value(turns)];
+            device.time(&mut timeline, &module, entry, &LaunchConfig::linear(1, 32), &args).unwrap();
+            let time = &timeline.launches()[0];
+            (time.end_us - time.start_us) * card.get(Key::Clock)
+        };
+        (time(96) - time(32)) / 64.0
+    };
+    near("fence of the cluster", turn("fence_cluster"), 264.7);
+    near("fence of the GPU", turn("fence_gpu"), 264.7);
+    near("fence of the system", turn("fence_system"), 1097.6);
+    near("fence of the GPU behind a store", turn("store_fence"), 586.0);
+    near("releasing store", turn("releasing_store"), 580.1);
+    near("relaxed load", turn("relaxed_load"), 319.1);
+    near("acquiring load", turn("acquiring_load"), 322.7);
+    assert!(turn("fence_cta") < 20.0, "a fence of the CTA took {}", turn("fence_cta"));
+}
+
 /// The same launch has the same time, whatever else the device ran.
 #[test]
 fn repeated_launches_take_the_same_time() {

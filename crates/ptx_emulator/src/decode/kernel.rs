@@ -18,6 +18,7 @@ use crate::operand::filter;
 use crate::parser::ast::{Ast, Formal, Function, Instruction, Statement};
 use crate::parser::error::ParseError;
 use crate::parser::source::{SourceLine, Sources};
+use crate::timing::work::Fence;
 
 /// Decodes the entry `function`. `variables` numbers the module's global and constant variables.
 pub fn decode(
@@ -236,8 +237,8 @@ impl Decoder {
         let mut emit = |step, mut uses: Uses, class, name: String| {
             uses.touched = filter(&uses.reads) | filter(&uses.writes);
             uses.acts = acts(class, &uses, &name);
-            uses.releases_to_cluster = releases_to_cluster(&name);
-            uses.acquires_from_cluster = acquires_from_cluster(&name);
+            uses.fence = fence(&name);
+            uses.acquires = acquires(&name);
             code.push(Inst { guard, step, uses, class, line: i.line, source: i.source, name });
         };
         for (step, register) in before {
@@ -253,18 +254,41 @@ impl Decoder {
     }
 }
 
-/// Returns the value of [`Uses::releases_to_cluster`].
-fn releases_to_cluster(name: &str) -> bool {
-    name.starts_with("barrier.cluster.arrive") && !name.contains(".relaxed")
-        || name.starts_with("mbarrier.arrive") && name.contains(".release.cluster")
-        || name.starts_with("fence.acq_rel.cluster")
+/// Returns the value of [`Uses::fence`].
+fn fence(name: &str) -> Option<Fence> {
+    let mut parts = name.split('.');
+    let opcode = parts.next()?;
+    let modifiers: Vec<&str> = parts.collect();
+    let any = |of: &[&str]| modifiers.iter().any(|modifier| of.contains(modifier));
+    let releases = match opcode {
+        "membar" => true,
+        "fence" => any(&["acq_rel", "sc"]),
+        "barrier" => any(&["arrive"]) && !any(&["relaxed"]),
+        "st" | "red" | "atom" | "mbarrier" | "multimem" => any(&["release", "acq_rel"]),
+        _ => false,
+    };
+    let unscoped = match opcode {
+        "barrier" => any(&["cluster"]).then_some(Fence::Cluster),
+        "atom" | "red" => Some(Fence::Gpu),
+        _ => None,
+    };
+    let scope = || match modifiers.iter().find(|scope| ["cta", "cluster", "gpu", "gl", "sys"].contains(scope)) {
+        Some(&"cta") => None,
+        Some(&"cluster") if opcode != "fence" => Some(Fence::Cluster),
+        Some(&"sys") => Some(Fence::System),
+        Some(_) => Some(Fence::Gpu),
+        None => unscoped,
+    };
+    releases.then(scope).flatten()
 }
 
-/// Returns the value of [`Uses::acquires_from_cluster`].
-fn acquires_from_cluster(name: &str) -> bool {
+/// Returns the value of [`Uses::acquires`].
+fn acquires(name: &str) -> bool {
+    let has = |modifier: &str| name.split('.').any(|part| part == modifier);
     name.starts_with("barrier.cluster.wait")
-        || name.starts_with("mbarrier") && name.contains(".acquire.cluster")
-        || name.starts_with("fence.acq_rel.cluster")
+        || name.starts_with("membar") && !has("cta")
+        || name.starts_with("fence") && (has("acq_rel") || has("sc")) && !has("cta")
+        || (has("acquire") || has("acq_rel")) && (has("cluster") || has("gpu") || has("sys"))
 }
 
 /// Whether an instruction does more than write registers.

@@ -94,14 +94,14 @@ pub fn execute(kernel: &Kernel, w: &mut Warp, m: &mut Machine<'_>, slice: u64) -
 }
 
 /// `true` if the warp must not issue the instruction yet: it is another cluster's turn to communicate, or the fence of a
-/// release to the cluster is not over.
+/// release is not over.
 #[inline(always)]
 fn is_held(w: &Warp, m: &mut Machine<'_>, inst: &Inst) -> bool {
     if inst.uses.communicates && !m.may_communicate {
         m.held = true;
         return true;
     }
-    inst.uses.releases_to_cluster && m.timed.as_mut().is_some_and(|timed| timed.fence(w.index))
+    inst.uses.fence.is_some_and(|fence| m.timed.as_mut().is_some_and(|timed| timed.fence(w.index, fence)))
 }
 
 /// Advances the time model's clock past an instruction that the warp has issued.
@@ -109,7 +109,7 @@ fn is_held(w: &Warp, m: &mut Machine<'_>, inst: &Inst) -> bool {
 fn advance_clock(w: &Warp, m: &mut Machine<'_>, inst: &Inst, pc: u32) {
     let Some(timed) = &mut m.timed else { return };
     timed.issued(w.index, pc, &inst.uses.writes, &inst.name);
-    if inst.uses.acquires_from_cluster {
+    if inst.uses.acquires {
         timed.acquired(w.index);
     }
 }

@@ -64,6 +64,7 @@ keys! {
     L1Part, "l1-part", "cycles", "time of L1 and shared memory per line of lanes served together";
     SharedBytes, "shared-bytes", "bytes/cycle", "bandwidth of shared memory per SM";
     L2Latency, "l2-latency", "cycles", "latency of a load that hits L2";
+    FarLatency, "far-latency", "cycles", "additional latency of a load that hits L2 on the GPU's other die";
     DramLatency, "dram-latency", "cycles", "latency of a load that misses L2";
     TmaLatency, "tma-latency", "cycles", "additional latency of a bulk or tensor copy over a load";
     TmaBytes, "tma-bytes", "bytes/cycle", "bandwidth of a single bulk or tensor copy";
@@ -78,7 +79,9 @@ keys! {
     BarrierLatency, "barrier-latency", "cycles", "from the last arrival at a named barrier to the next instruction of the waiting warps";
     ClusterLatency, "cluster-latency", "cycles", "latency of an arrival or store in another CTA of the cluster";
     ClusterBarrier, "cluster-barrier", "cycles", "from the last arrival at a cluster's barrier to the next instruction of the waiting warps";
-    ClusterFence, "cluster-fence", "cycles", "delay of an arrival or a fence that releases earlier writes to the cluster, beyond one that does not";
+    ClusterFence, "cluster-fence", "cycles", "delay of an arrival that releases earlier writes to the cluster, beyond one that does not";
+    GpuFence, "gpu-fence", "cycles", "delay of a fence of the cluster or the GPU, or of a release to the GPU, after the warp's last store has reached L2";
+    SystemFence, "system-fence", "cycles", "delay of a fence of the system, or of a release to the system, after the warp's last store has reached L2";
     TensorRate, "tensor-rate", "f16 multiply-adds/cycle", "rate of an SM's tensor cores, dense";
     MmaLatency, "mma-latency", "cycles", "latency of mma.sync beyond its time in the tensor core";
     MatrixLatency, "matrix-latency", "cycles", "latency of wgmma, or of tcgen05.mma with its commit and wait, beyond its time in the tensor core";
@@ -126,6 +129,10 @@ const LATER_PROBES_H200: &str = "benches/probes on an H200, 2026-11-23";
 /// Cycles of a cluster's barrier, and of a release to the cluster, on the chip of the H100 and the H200.
 const CLUSTER_BARRIER_H100: f64 = 82.0;
 const CLUSTER_FENCE_H100: f64 = 687.0;
+const FENCES_H200: &str = "benches/probes/fences.cu on an H200, 2026-11-29";
+/// Cycles of a fence of the GPU and of a fence of the system on an H200.
+const GPU_FENCE_H200: f64 = 265.0;
+const SYSTEM_FENCE_H200: f64 = 1100.0;
 const H100_LITERATURE: &str =
     "Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture (2024), an H100";
 
@@ -244,6 +251,7 @@ impl Card {
             Key::L1Part => (1.0, probes_later),
             Key::SharedBytes => (128.0, datasheet),
             Key::L2Latency => (280.0, probes),
+            Key::FarLatency => (0.0, Published("Hopper white paper: one die")),
             Key::DramLatency => (652.0, probes),
             Key::TmaLatency => (
                 71.0,
@@ -264,6 +272,8 @@ impl Card {
             Key::ClusterLatency => (180.0, Published(H100_LITERATURE)),
             Key::ClusterBarrier => (CLUSTER_BARRIER_H100, Assumed("as on an H100, which is the same chip")),
             Key::ClusterFence => (CLUSTER_FENCE_H100, Assumed("as on an H100, which is the same chip")),
+            Key::GpuFence => (GPU_FENCE_H200, Measured(FENCES_H200)),
+            Key::SystemFence => (SYSTEM_FENCE_H200, Measured(FENCES_H200)),
             Key::TensorRate => (2048.0, datasheet),
             Key::MmaLatency => (
                 20.0,
@@ -319,7 +329,9 @@ impl Card {
             Key::L1Latency => (38.0, Assumed("as on an H100")),
             Key::L1Part => (0.0, Assumed("not measured; taken as zero")),
             Key::SharedBytes => (128.0, public),
+            // The minimum of loads, so of loads from the near die. Other latencies are means over both dies.
             Key::L2Latency => (370.0, public),
+            Key::FarLatency => (300.0, Published("SemiAnalysis, 2026-03-31, a B200: about 300 cycles")),
             Key::DramLatency => (700.0, public),
             Key::TmaLatency => (190.0, public),
             Key::TmaBytes => (37.0, public),
@@ -340,6 +352,8 @@ impl Card {
             // A pair's round takes 752 cycles without its products. A round of one CTA takes 371 of them, a pair's products
             // have 34 cycles more latency, and the cluster's barrier takes 180. The rest is the fence of the arrival.
             Key::ClusterFence => (167.0, Fitted(ROUNDS_B300)),
+            Key::GpuFence => (GPU_FENCE_H200, Assumed("as on an H200")),
+            Key::SystemFence => (SYSTEM_FENCE_H200, Assumed("as on an H200")),
             Key::TensorRate => (4096.0, datasheet),
             Key::MmaLatency => (20.0, Assumed("as on an H200")),
             Key::MatrixLatency => (140.0, public),
@@ -399,6 +413,7 @@ impl Card {
             Key::L1Part => (0.0, Assumed("not measured; taken as zero")),
             Key::SharedBytes => (128.0, Assumed("32 banks of 4 bytes")),
             Key::L2Latency => latency(360.0, 352.0, (300.0, Assumed("between the values of an H100 and a B200"))),
+            Key::FarLatency => (0.0, Published("NVIDIA RTX Blackwell GPU Architecture: one die")),
             Key::DramLatency => latency(936.0, 864.0, (800.0, Assumed("LPDDR5X is slower than HBM"))),
             Key::TmaLatency => (170.0, like_hopper),
             Key::TmaBytes => (37.0, Assumed("as on a B200")),
@@ -415,6 +430,8 @@ impl Card {
             Key::ClusterLatency => (180.0, like_hopper),
             Key::ClusterBarrier => (180.0, Assumed("as long as an arrival in another CTA")),
             Key::ClusterFence => (0.0, Assumed("not measured; taken as zero")),
+            Key::GpuFence => (GPU_FENCE_H200, Assumed("as on an H200")),
+            Key::SystemFence => (SYSTEM_FENCE_H200, Assumed("as on an H200")),
             // A quarter of the FP4 rate: 16 cycles for a product of 16 × 8 × 64 in a quarter of an SM.
             Key::TensorRate => (
                 512.0,

@@ -10,7 +10,7 @@ use super::card::{Card, Key};
 use super::cost::Cost;
 use super::memory::{Arrival, Kind, Request, Waiter};
 use super::report::{Span, Unit, Usage, Why};
-use super::work::{Range, Work};
+use super::work::{Fence, Range, Work};
 use crate::types::Space;
 
 /// A time later than any known time.
@@ -205,6 +205,8 @@ pub struct WarpClock {
     multiplied: u64,
     /// `true` if the warp waits for registers that memory has not delivered.
     awaits_memory: bool,
+    /// Time at which L2 has the warp's stores.
+    stored: u64,
     /// `true` while the warp waits for the fence of its next instruction.
     fenced: bool,
     /// Start of the wait.
@@ -261,6 +263,9 @@ struct Constants {
     cluster: u64,
     cluster_barrier: u64,
     cluster_fence: u64,
+    gpu_fence: u64,
+    system_fence: u64,
+    l2_latency: u64,
     tensor_rate: f64,
     mma_latency: u64,
     matrix_latency: u64,
@@ -295,6 +300,9 @@ impl Timed {
             cluster: cycles(Key::ClusterLatency),
             cluster_barrier: cycles(Key::ClusterBarrier),
             cluster_fence: cycles(Key::ClusterFence),
+            gpu_fence: cycles(Key::GpuFence),
+            system_fence: cycles(Key::SystemFence),
+            l2_latency: cycles(Key::L2Latency),
             tensor_rate: card.get(Key::TensorRate),
             mma_latency: cycles(Key::MmaLatency),
             matrix_latency: cycles(Key::MatrixLatency),
@@ -313,6 +321,7 @@ impl Timed {
             sums: start,
             multiplied: start,
             awaits_memory: false,
+            stored: start,
             fenced: false,
             since: start,
             spent: [0; Why::COUNT],
@@ -348,7 +357,7 @@ impl Timed {
         self.wait_if_named(warp, start, name);
     }
 
-    /// Empties L1, because the warp has issued an instruction that acquires from the cluster.
+    /// Empties L1, because the warp has issued an instruction that acquires from others than its CTA.
     pub fn acquired(&mut self, warp: u32) {
         let cta = self.warps[warp as usize].cta;
         self.core.sms[cta].l1.clear();
@@ -464,6 +473,7 @@ impl Timed {
                         expect(w, NEVER, load, Why::Global);
                         Waiter::Registers { cluster: self.cluster, warp, load }
                     } else {
+                        w.stored = start + self.constants.l2_latency;
                         Waiter::Nobody
                     };
                     let kind = if loads { Kind::Load } else { Kind::Store };
@@ -500,14 +510,19 @@ impl Timed {
         self.cluster_known = self.now + self.constants.cluster_barrier;
     }
 
-    /// Delays a warp whose next instruction releases to the cluster: a fence comes first. Returns `false` if the fence is
-    /// over.
-    pub fn fence(&mut self, warp: u32) -> bool {
+    /// Delays a warp whose next instruction has a fence. Returns `false` if the fence is over.
+    pub fn fence(&mut self, warp: u32, fence: Fence) -> bool {
         let w = &mut self.warps[warp as usize];
-        w.fenced = !w.fenced && self.constants.cluster_fence > 0;
+        let (stored, cycles) = match fence {
+            Fence::Cluster => (0, self.constants.cluster_fence),
+            Fence::Gpu => (w.stored, self.constants.gpu_fence),
+            Fence::System => (w.stored, self.constants.system_fence),
+        };
+        w.fenced = !w.fenced && cycles > 0;
         if w.fenced {
-            w.at += self.constants.cluster_fence;
-            w.spent[Why::Other as usize] += self.constants.cluster_fence;
+            let until = w.at.max(stored) + cycles;
+            w.spent[Why::Fence as usize] += until - w.at;
+            w.at = until;
         }
         w.fenced
     }

@@ -119,6 +119,7 @@ pub struct Memory {
     pub dram: Calendar,
     banks: Banks,
     l2_latency: u64,
+    far_latency: u64,
     dram_latency: u64,
     tma_latency: u64,
     tma_bytes: f64,
@@ -144,6 +145,7 @@ impl Memory {
             dram: Calendar::new(card.bytes_per_cycle(Key::DramBytes)),
             banks: Banks::new(card),
             l2_latency: card.cycles(Key::L2Latency),
+            far_latency: card.cycles(Key::FarLatency),
             dram_latency: card.cycles(Key::DramLatency),
             tma_latency: card.cycles(Key::TmaLatency),
             tma_bytes: card.get(Key::TmaBytes),
@@ -170,10 +172,13 @@ impl Memory {
         }
         let fetched = self.fetched;
         let (mut bytes, mut wait) = (0, 0);
+        let (mut near, mut far) = (false, false);
         for &(address, length) in &request.ranges {
             bytes += u64::from(length);
             let (from, to) = (address / SECTOR, (address + u64::from(length)).div_ceil(SECTOR));
             for page in from / DRAM_PAGE..to.div_ceil(DRAM_PAGE) {
+                let is_far = is_far(page, multiprocessor);
+                (near, far) = (near || !is_far, far || is_far);
                 let missing = self.touch(from.max(page * DRAM_PAGE), to.min((page + 1) * DRAM_PAGE));
                 if missing > 0 && request.kind != Kind::Store {
                     wait = wait.max(self.banks.wait(page, missing, time));
@@ -194,8 +199,8 @@ impl Memory {
             Kind::Bulk => (bytes as f64 / self.tma_bytes) as u64,
             _ => 0,
         };
-        let mut first = time + self.l2_latency;
-        let mut last = self.l2.serve(time, delivered) + self.l2_latency;
+        let mut first = time + self.l2_latency + if near { 0 } else { self.far_latency };
+        let mut last = self.l2.serve(time, delivered) + self.l2_latency + if far { self.far_latency } else { 0 };
         if missed > 0 {
             first = time + self.dram_latency;
             last = last.max(self.dram.serve(time, missed).max(time + wait) + self.dram_latency);
@@ -276,6 +281,14 @@ impl Memory {
     }
 }
 
+/// Whether a page of DRAM belongs to the L2 of another die than an SM's, on a GPU of two dies. The die of a page looks
+/// random.
+fn is_far(page: u64, multiprocessor: u32) -> bool {
+    /// Consecutive SMs on the same die, so that a cluster is on one die.
+    const TOGETHER: u32 = 16;
+    mixed(page) & 1 != u64::from(multiprocessor / TOGETHER % 2)
+}
+
 /// Bit mask of the sectors of a line that are in `from..to`.
 fn asked(from: u64, to: u64, line: u64) -> u8 {
     let first = from.max(line * SECTORS) % SECTORS;
@@ -300,6 +313,22 @@ mod tests {
         let (first, again) = (read(&mut memory, 0, 4096, 128), read(&mut memory, 5000, 4096, 128));
         assert!(first >= card.cycles(Key::DramLatency), "{first}");
         assert!((card.cycles(Key::L2Latency)..card.cycles(Key::DramLatency)).contains(&again), "{again}");
+    }
+
+    #[test]
+    fn half_of_the_pages_are_on_the_other_die() {
+        let card = Card::named("b200").unwrap();
+        let mut memory = Memory::new(&card);
+        let mut far = 0;
+        for page in 0..1000 {
+            read(&mut memory, page * 10_000, page * 1024, 128);
+            let again = read(&mut memory, page * 10_000 + 5000, page * 1024, 128) - card.cycles(Key::L2Latency);
+            far += u32::from(again >= card.cycles(Key::FarLatency));
+        }
+        assert!((450..550).contains(&far), "{far}");
+        read(&mut memory, 20_000_000, 0, 65536);
+        let both = read(&mut memory, 20_005_000, 0, 65536);
+        assert!(both >= card.cycles(Key::L2Latency) + card.cycles(Key::FarLatency), "{both}");
     }
 
     #[test]

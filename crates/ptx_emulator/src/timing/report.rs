@@ -30,13 +30,15 @@ pub enum Why {
     Barrier,
     /// The earlier grid.
     Grid,
+    /// The fence of a release.
+    Fence,
     /// Anything else.
     Other,
 }
 
 impl Why {
     /// Number of reasons.
-    pub const COUNT: usize = 12;
+    pub const COUNT: usize = 13;
     /// Every reason.
     pub const ALL: [Why; Why::COUNT] = [
         Why::Issue,
@@ -50,6 +52,7 @@ impl Why {
         Why::Warp,
         Why::Barrier,
         Why::Grid,
+        Why::Fence,
         Why::Other,
     ];
 
@@ -67,6 +70,7 @@ impl Why {
             Why::Warp => "another warp",
             Why::Barrier => "barrier",
             Why::Grid => "earlier grid",
+            Why::Fence => "fence",
             Why::Other => "other",
         }
     }

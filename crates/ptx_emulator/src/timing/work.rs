@@ -3,6 +3,17 @@
 /// Bytes of global memory: start and length.
 pub type Range = (u64, u32);
 
+/// Fence that comes before an instruction in the machine code of `sm_90a` and `sm_100a` (ptxas 13.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fence {
+    /// Of an arrival that releases to the cluster: MEMBAR.ALL.GPU and what the arrival itself waits for.
+    Cluster,
+    /// Of a release to the GPU, and of a fence of the cluster or the GPU: MEMBAR.ALL.GPU.
+    Gpu,
+    /// Of a release to the system: MEMBAR.ALL.SYS.
+    System,
+}
+
 /// Work that an asynchronous operation requires from the GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Work {
