@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Copies the sources below a folder. `unless_same`: copies only files that differ, so that cargo rebuilds only what
@@ -37,17 +37,61 @@ fn copy_ptx(from: &Path, to: &Path) {
     }
 }
 
-/// Runs cargo in a folder as from a shell: without the variables that the outer cargo sets.
-fn cargo(folder: &Path, arguments: &[impl AsRef<OsStr>]) -> String {
+/// Names of the workspace's packages.
+fn packages(root: &Path) -> Vec<String> {
+    let folders = ["host", "xtask", "benches", "tests", "c"].map(|folder| root.join(folder));
+    let crates = fs::read_dir(root.join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    let name = |folder: PathBuf| {
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).ok()?;
+        manifest.lines().find_map(|line| Some(line.strip_prefix("name = \"")?.trim_end_matches('"').to_owned()))
+    };
+    folders.into_iter().chain(crates).filter_map(name).collect()
+}
+
+/// Gives a target folder hard links to the compiled dependencies in another one. Nothing writes to them: cargo compiles
+/// a version of a dependency once. The workspace's own packages are left out.
+fn link_dependencies(from: &Path, to: &Path, own: &[String]) {
+    let is_own = |file: &str| {
+        let name = file.split('.').next().unwrap();
+        let name = name.rsplit_once('-').map_or(name, |(name, _)| name).replace('-', "_");
+        own.iter().map(|own| own.replace('-', "_")).any(|own| name == own || name == format!("lib{own}"))
+    };
+    for part in ["build", "deps", ".fingerprint"] {
+        for entry in fs::read_dir(from.join(part)).unwrap().map(Result::unwrap) {
+            let name = entry.file_name();
+            let is_test = entry.path().extension().is_none() && part == "deps";
+            if !is_test && !is_own(&name.to_string_lossy()) {
+                link(&entry.path(), &to.join(part).join(name));
+            }
+        }
+    }
+}
+
+/// Links a file, or all files below a folder.
+fn link(from: &Path, to: &Path) {
+    if from.is_dir() {
+        fs::read_dir(from).unwrap().for_each(|entry| {
+            let entry = entry.unwrap();
+            link(&entry.path(), &to.join(entry.file_name()));
+        });
+    } else if !to.exists() {
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::hard_link(from, to).unwrap();
+    }
+}
+
+/// Runs cargo in a folder as from a shell: without the variables that the outer cargo sets. `own` are the packages of
+/// the workspace in the folder.
+fn cargo(folder: &Path, own: &[String], arguments: &[impl AsRef<OsStr>]) -> String {
     let mut cargo = Command::new(env!("CARGO"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME") {
         cargo.env_remove(name);
     }
-    // Few of the built programs are run, and an unoptimized build takes half the time.
-    let packages = ["nvfp4", "nvfp4-core", "nvfp4-checkpoint", "nvfp4-kernels", "ptx_emulator"];
-    let packages = packages.map(|package| format!("profile.dev.package.{package}.opt-level=0"));
-    let quick = ["profile.dev.opt-level=0", "profile.dev.debug=0", "build.incremental=false"].map(String::from);
-    let quick = quick.into_iter().chain(packages).flat_map(|value| ["--config".to_owned(), value]);
+    // Few of the built programs are run, and an unoptimized build takes half the time. Dependencies are built as always,
+    // so that they need not be built again.
+    let of = |name: &String| ["opt-level=0", "debug=0"].map(|value| format!("profile.dev.package.{name}.{value}"));
+    let quick = own.iter().flat_map(of).chain(["build.incremental=false".to_owned()]);
+    let quick = quick.flat_map(|value| ["--config".to_owned(), value]);
     let output = cargo.current_dir(folder).args(quick).args(arguments).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}\n{err}");
@@ -66,13 +110,16 @@ fn additions_of_the_page_build_and_run() {
     copy_ptx(&root.join(KERNELS), &built.join(KERNELS));
     // The copy has its own target folder: cargo cannot tell a workspace from its copy, and would mix up the artifacts
     // of both.
+    let own = packages(root);
+    let compiled = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap();
+    link_dependencies(compiled, &built.join("target/debug"), &own);
 
     // cargo builds a package's programs for its integration tests. A second command would build the library
     // again, with other features.
     let tests = ["rows_of_ragged_groups_are_summed", "every_compiled_kernel_has_a_row"];
-    let packages = ["--package=nvfp4", "--package=nvfp4-kernels", "--package=xtask", "--features=nvfp4/cli"];
+    let selected = ["--package=nvfp4", "--package=nvfp4-kernels", "--package=xtask", "--features=nvfp4/cli"];
     let targets = ["--lib", "--test=no_driver", "--test=additions", "--"];
-    let kernel = cargo(&built, &[&["test"], &packages[..], &targets, &tests].concat());
+    let kernel = cargo(&built, &own, &[&["test"], &selected[..], &targets, &tests].concat());
     for test in tests {
         assert!(kernel.lines().any(|line| line.contains(test) && line.ends_with("... ok")), "{kernel}");
     }

@@ -28,6 +28,8 @@ pub mod subject;
 mod tcgen05;
 pub mod tensor_map;
 mod tiles;
+#[cfg(any(test, feature = "fake"))]
+mod unpacked;
 pub mod variant;
 mod wgmma;
 

@@ -8,7 +8,7 @@ use kernels_gpu::units::OperandType;
 
 use super::LinearKernel;
 use super::panels::{pack, unpack};
-use crate::fake::{out_dtype, slice, slice_mut};
+use crate::fake::{dot, out_dtype, slice, slice_mut};
 use crate::moe::operand_type;
 use nvfp4_core::format::{Matrix, e4m3};
 
@@ -75,7 +75,7 @@ unsafe fn multiply(launch: &Launch<'_>, kernel: &dyn LinearKernel) {
                 slice(tokens + token * token_pitch, k as usize).iter().map(|&bits: &u16| dtype.decode(bits)).collect();
             let c: &mut [u16] = slice_mut(c + 2 * token * u64::from(n), n as usize);
             for (column, (c, row)) in c.iter_mut().zip(weights.chunks(k as usize)).enumerate() {
-                let sum: f64 = numbers.iter().zip(row).map(|(x, w)| x * w).sum();
+                let sum = dot(&numbers, row);
                 let bias = bias.get(column).map_or(0.0, |&bias| f64::from(bias));
                 *c = dtype.round(sum * f64::from(alpha[column]) + bias);
             }

@@ -63,12 +63,7 @@ pub fn unpack(panels: &[u8], n: u32, k: u32, operand_type: OperandType) -> Vec<f
 
     use nvfp4_core::format::{e2m1, e4m3};
 
-    let code_of = |word: u32, nibble: u32| {
-        let of_nibble = operand_type.pack(0xf << (4 * nibble));
-        (0..16u32).find(|code| operand_type.pack(code << (4 * nibble)) == word & of_nibble).expect("the word is packed")
-    };
-    let scale_codes: std::collections::HashMap<u8, u8> =
-        (0..=e4m3::MAX_CODE).map(|code| (operand_type.pack_scale(code), code)).collect();
+    let unpacked = crate::unpacked::Unpacked::new(operand_type);
     let mut numbers = vec![0.0; n as usize * k as usize];
     for (row, k_block) in (0..n).flat_map(|row| (0..k_blocks(k)).map(move |block| (row, block))) {
         let panel = &panels[panel_offset(row / PANEL_ROWS, k_block, k) as usize..][..PANEL_BYTES as usize];
@@ -77,8 +72,9 @@ pub fn unpack(panels: &[u8], n: u32, k: u32, operand_type: OperandType) -> Vec<f
             let packed = u32::from_le_bytes(bytes.try_into().expect("the slice has four bytes"));
             for nibble in 0..8 {
                 let column = column(lane, word, nibble);
-                let scale = scale_codes[&panel[scale_place(row % PANEL_ROWS, column / BLOCK as u32)]];
-                let number = f64::from(e2m1::decode(code_of(packed, nibble) as u8)) * f64::from(e4m3::decode(scale));
+                let scale = unpacked.scale(panel[scale_place(row % PANEL_ROWS, column / BLOCK as u32)]);
+                let code = unpacked.code(packed, nibble);
+                let number = f64::from(e2m1::decode(code)) * f64::from(e4m3::VALUES[usize::from(scale)]);
                 if k_block * K_BLOCK + column < k {
                     numbers[row as usize * k as usize + (k_block * K_BLOCK + column) as usize] = number;
                 } else {

@@ -74,8 +74,7 @@ fn pack_row(
 pub fn unpack(units: &[u8], rows: u32, k: u32, operand_type: OperandType) -> Vec<f64> {
     use nvfp4_core::format::{e2m1, e4m3};
 
-    let scale_codes: std::collections::HashMap<u8, u8> =
-        (0..=e4m3::MAX_CODE).map(|code| (operand_type.pack_scale(code), code)).collect();
+    let unpacked = crate::unpacked::Unpacked::new(operand_type);
     let mut numbers = vec![0.0; rows as usize * k as usize];
     for (row, k_block) in (0..rows).flat_map(|row| (0..k_blocks(k)).map(move |k_block| (row, k_block))) {
         let (columns, start) = (block_columns(k, k_block), block_start(k, k_block));
@@ -83,12 +82,12 @@ pub fn unpack(units: &[u8], rows: u32, k: u32, operand_type: OperandType) -> Vec
         for (lane, word) in (0..ROW_LANES).flat_map(|lane| (0..lane_words(columns)).map(move |word| (lane, word))) {
             let at = (lane_place(columns, row % UNIT_ROWS, lane) + 4 * word) as usize;
             let packed = u32::from_le_bytes(unit[at..][..4].try_into().expect("the slice has four bytes"));
-            let scale = scale_codes[&unit[(scale_place(columns, row % UNIT_ROWS, lane) + word / 2) as usize]];
+            let scale = unpacked.scale(unit[(scale_place(columns, row % UNIT_ROWS, lane) + word / 2) as usize]);
+            let scale = f64::from(e4m3::VALUES[usize::from(scale)]);
             for nibble in 0..WORD_ELEMENTS {
-                let code = code_of(operand_type, packed, nibble) as u8;
                 if let Some(element) = element(columns, lane, word, nibble) {
-                    numbers[row as usize * k as usize + (start + element) as usize] =
-                        f64::from(e2m1::decode(code)) * f64::from(e4m3::VALUES[scale as usize]);
+                    let number = f64::from(e2m1::decode(unpacked.code(packed, nibble)));
+                    numbers[row as usize * k as usize + (start + element) as usize] = number * scale;
                 }
             }
         }
@@ -96,18 +95,10 @@ pub fn unpack(units: &[u8], rows: u32, k: u32, operand_type: OperandType) -> Vec
     numbers
 }
 
-#[cfg(any(test, feature = "fake"))]
-/// Returns the code of a packed word's nibble, found by packing every code.
-fn code_of(operand_type: OperandType, word: u32, nibble: u32) -> u32 {
-    let of_nibble = operand_type.pack(0xf << (4 * nibble));
-    (0..16)
-        .find(|code| operand_type.pack(code << (4 * nibble)) == word & of_nibble)
-        .expect("every packed nibble is a code")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unpacked::Unpacked;
     use kernels_gpu::units::element_at;
 
     /// Returns a matrix whose rows hold the codes and scales in different orders.
@@ -123,6 +114,7 @@ mod tests {
             let matrix = matrix(rows, k);
             let (n, k) = (rows as u32, k as u32);
             for operand_type in [OperandType::F16, OperandType::Bf16, OperandType::E4m3] {
+                let unpacked = Unpacked::new(operand_type);
                 let units = pack(&matrix, RowOrder::Kept, operand_type);
                 assert_eq!(units.len() as u64, matrix_bytes(n, k));
                 for (row, k_block) in (0..n).flat_map(|row| (0..k_blocks(k)).map(move |k_block| (row, k_block))) {
@@ -136,15 +128,15 @@ mod tests {
                         let found_scale = unit[(scale_place(columns, row % UNIT_ROWS, lane) + word / 2) as usize];
                         for nibble in 0..WORD_ELEMENTS {
                             let Some(element) = element(columns, lane, word, nibble) else {
-                                assert_eq!(code_of(operand_type, packed, nibble), 0);
+                                assert_eq!(unpacked.code(packed, nibble), 0);
                                 continue;
                             };
                             let column = (start + element) as usize;
                             let scale = matrix.row_scales(row as usize)[column / 16];
                             let code = matrix.row_values(row as usize)[column / 2] >> (column % 2 * 4) & 0xf;
                             let is_zero = scale == 0 && operand_type == OperandType::Bf16;
-                            let expected = if is_zero { 0 } else { u32::from(code) };
-                            assert_eq!(code_of(operand_type, packed, nibble), expected, "{rows}×{k}: {row}, {column}");
+                            let expected = if is_zero { 0 } else { code };
+                            assert_eq!(unpacked.code(packed, nibble), expected, "{rows}×{k}: {row}, {column}");
                             assert_eq!(found_scale, operand_type.pack_scale(scale));
                         }
                     }

@@ -6,7 +6,7 @@ use kernels_gpu::mma_sync::moe_few_sm90::abi::{
 };
 use kernels_gpu::units::matrix_bytes;
 
-use crate::fake::{slice, slice_mut};
+use crate::fake::{dot, slice, slice_mut};
 use crate::layer::moe_pack::row_order::columns_of_k;
 use crate::layer::moe_pack::units::unpack;
 use crate::moe::operand_type;
@@ -132,7 +132,7 @@ unsafe fn products(of: &Matrices, matrix: usize, expert: u32, token: &[f64], dty
         (units, *(of.alpha[matrix] as *const f32).add(expert as usize), bias)
     };
     let weights = unpack(units, n, k, operand_type(dtype));
-    let sum = |row: &[f64]| row.iter().zip(token).map(|(weight, number)| weight * number).sum::<f64>();
+    let sum = |row: &[f64]| dot(row, token);
     let biased = |(row, weights): (usize, &[f64])| {
         f64::from(alpha) * sum(weights) + bias.map_or(0.0, |bias| f64::from(bias[row]))
     };

@@ -7,7 +7,7 @@ use kernels_gpu::moe as abi;
 use kernels_gpu::sorted::{bits16_bytes, bits16_place};
 use kernels_gpu::units::{OperandType, matrix_bytes};
 
-use crate::fake::slice;
+use crate::fake::{dot, slice};
 use crate::layer::moe_pack::row_order::columns_of_k;
 use crate::layer::moe_pack::units::unpack;
 use crate::products::ProductInstance;
@@ -76,8 +76,7 @@ pub(crate) fn launch(launch: &Launch<'_>, instances: &[ProductInstance]) {
                     let c = &mut *((parameter.c + place(column)) as *mut u16);
                     let product = |(weights, alpha, bias): &(Vec<f64>, f64, Option<&[f32]>)| {
                         let weights = &weights[column * k as usize..][..k as usize];
-                        let sum = natural.iter().zip(weights).map(|(a, b)| a * b).sum::<f64>();
-                        alpha * sum + bias.map_or(0.0, |bias| f64::from(bias[column]))
+                        alpha * dot(&natural, weights) + bias.map_or(0.0, |bias| f64::from(bias[column]))
                     };
                     *c = dtype.round(activated(&parameter.activation, &projections, product));
                 }

@@ -1,0 +1,41 @@
+//! Inverse of the packing of weights for an operand type, for tests and the fake driver.
+
+use kernels_gpu::units::OperandType;
+use nvfp4_core::format::e4m3;
+
+/// Nibbles per packed word.
+const NIBBLES: usize = 8;
+
+/// Codes of packed words and scales, found by packing every code.
+pub(crate) struct Unpacked {
+    /// Bits of a packed word that belong to each of its nibbles.
+    masks: [u32; NIBBLES],
+    /// Packed bits of each code in each nibble.
+    codes: [[u32; 16]; NIBBLES],
+    /// Code of each packed scale.
+    scales: [Option<u8>; 256],
+}
+
+impl Unpacked {
+    pub(crate) fn new(operand_type: OperandType) -> Self {
+        let packed = |code: u32, nibble: usize| operand_type.pack(code << (4 * nibble));
+        let mut scales = [None; 256];
+        (0..=e4m3::MAX_CODE).for_each(|code| scales[usize::from(operand_type.pack_scale(code))] = Some(code));
+        Self {
+            masks: std::array::from_fn(|nibble| packed(0xf, nibble)),
+            codes: std::array::from_fn(|nibble| std::array::from_fn(|code| packed(code as u32, nibble))),
+            scales,
+        }
+    }
+
+    /// Returns the e2m1 code in a nibble of a packed word.
+    pub(crate) fn code(&self, word: u32, nibble: u32) -> u8 {
+        let (mask, codes) = (self.masks[nibble as usize], &self.codes[nibble as usize]);
+        codes.iter().position(|&code| code == word & mask).expect("every packed nibble is a code") as u8
+    }
+
+    /// Returns the e4m3 code of a packed scale.
+    pub(crate) fn scale(&self, packed: u8) -> u8 {
+        self.scales[usize::from(packed)].expect("the byte is a packed scale")
+    }
+}
