@@ -1,7 +1,7 @@
 //! `cargo xtask counters`: runs kernels in the emulator, verifies every element, and writes their counters to
 //! `benches/lab/counters.json` and `benches/lab/counters.md`.
 
-use std::{collections::BTreeMap, fmt::Write as _, time::Instant};
+use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf, time::Instant};
 
 use anyhow::{Context, ensure};
 use cuda_builder::Arch;
@@ -23,6 +23,9 @@ pub struct Args {
     /// Fail if a rerun of the quick shapes disagrees with the recorded counts, or the page is out of date
     #[arg(long, conflicts_with = "shapes")]
     check: bool,
+    /// nvfp4 command to run, instead of building one
+    #[arg(long, value_name = "FILE")]
+    nvfp4: Option<PathBuf>,
 }
 
 /// Recorded counts.
@@ -114,7 +117,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
 
     let start = Instant::now();
-    let nvfp4 = Nvfp4::build()?;
+    let nvfp4 = Nvfp4::given_or_built(args.nvfp4.as_deref())?;
     let mut again = 0;
     for &(arch, shape, variant) in jobs.iter().filter(|job| wanted(job)) {
         let begun = Instant::now();

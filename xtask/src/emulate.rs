@@ -113,6 +113,11 @@ impl Nvfp4 {
         Ok(Self(workspace::target_dir().join("debug/nvfp4")))
     }
 
+    /// A given command, or the built one.
+    pub fn given_or_built(given: Option<&Path>) -> anyhow::Result<Self> {
+        given.map_or_else(Self::build, |path| Ok(Self(path.to_owned())))
+    }
+
     /// Path of the command.
     pub fn path(&self) -> &Path {
         &self.0

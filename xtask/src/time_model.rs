@@ -246,14 +246,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let points = points()?;
     let mut kept = kept()?;
     if args.predict {
-        let command = match &args.nvfp4 {
-            Some(path) => path.clone(),
-            None => Nvfp4::build()?.path().to_owned(),
-        };
+        let command = Nvfp4::given_or_built(args.nvfp4.as_deref())?;
         let path = path_with_tools(args.install)?;
         for point in points.iter().filter(|point| args.asks_for(&point.name)) {
             let Way::Command(arguments) = &point.way else { continue };
-            let prediction = predict(&command, &path, point, arguments)?;
+            let prediction = predict(command.path(), &path, point, arguments)?;
             let measured = point.us.map_or_else(String::new, |us| format!(", measured {us:.2}"));
             println!("{}: {:.2} us{measured}", point.name, prediction.us);
             kept.insert(point.name.clone(), prediction);

@@ -30,8 +30,11 @@ impl Unpacked {
 
     /// Returns the e2m1 code in a nibble of a packed word.
     pub(crate) fn code(&self, word: u32, nibble: u32) -> u8 {
-        let (mask, codes) = (self.masks[nibble as usize], &self.codes[nibble as usize]);
-        codes.iter().position(|&code| code == word & mask).expect("every packed nibble is a code") as u8
+        let (bits, codes) = (word & self.masks[nibble as usize], &self.codes[nibble as usize]);
+        // Without a branch, the compiler compares several codes at once.
+        let code = codes.iter().enumerate().fold(0, |code, (at, &packed)| code | if packed == bits { at } else { 0 });
+        assert_eq!(codes[code], bits, "every packed nibble is a code");
+        code as u8
     }
 
     /// Returns the e4m3 code of a packed scale.
