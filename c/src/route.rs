@@ -12,7 +12,7 @@ use crate::pointer::{address, elements, elements_mut, value};
 use crate::status::{guard, nvfp4_status};
 use crate::types::{nvfp4_logit_type, nvfp4_route_call, nvfp4_router, nvfp4_scoring};
 
-/// Lists of a router in host memory. For a GPU they have the right lengths, and the kernel reads the caller's.
+/// Lists of a router in host memory. On a GPU only their lengths matter: the kernel reads the caller's lists.
 struct Lists<'a> {
     bias: &'a [f32],
     expert_scale: &'a [f32],

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
 
 /// Returns the output of the probes on a GPU of the emulator.
 fn run(card: &str, settings: &[(&str, &str)]) -> String {
@@ -17,12 +18,18 @@ fn run(card: &str, settings: &[(&str, &str)]) -> String {
     // Without a PATH, and outside of a build folder, ptxas is not found. If it were, its machine code would change the
     // times.
     let program = folder.path().join("probes");
-    fs::copy(env!("CARGO_BIN_EXE_probes"), &program).unwrap();
-    let mut command = Command::new(program);
+    let mut command = Command::new(&program);
     command.current_dir(folder.path()).env("PATH", "").env_remove("CUDA_PATH").env_remove("CARGO_TARGET_DIR");
     command.arg("--quick").env("LD_LIBRARY_PATH", folder.path()).env("PTX_EMULATOR_GPU", card);
     settings.iter().for_each(|(name, value)| _ = command.env(format!("PTX_EMULATOR_{name}"), value));
-    let output = command.output().unwrap();
+    let child = {
+        // A process that another test starts meanwhile would keep the copy open for writing, and Linux executes no such file.
+        static START: Mutex<()> = Mutex::new(());
+        let _one_at_a_time = START.lock();
+        fs::copy(env!("CARGO_BIN_EXE_probes"), &program).unwrap();
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let output = child.wait_with_output().unwrap();
     let [out, errors] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
     assert!(output.status.success() && errors.is_empty(), "{card}: {errors}\n{out}");
     out

@@ -28,7 +28,7 @@ A file *.gguf with NVFP4 tensors (llama.cpp's type 40) is converted to one safet
 F16 or BF16, and its architecture llama, qwen2, qwen2moe, qwen3 or qwen3moe. --to gguf needs --template, a GGUF file of the \
 same model that llama.cpp's converter made: its metadata and other tensors are kept, and NVFP4 weights replace its matrices.
 
-Engines load the output as a whole model. So --filter, which `nvfp4 dequantize`, `diff` and `verify` have, is missing here.
+Engines load the output as a whole model, so `nvfp4 convert` has no --filter. `nvfp4 dequantize`, `diff` and `verify` have one.
 
 `nvfp4 diff IN OUT` compares the numbers of both models.
 

@@ -117,7 +117,7 @@ impl<'py> Lists<'py> {
         Ok(Self { bias, expert_scale, table, token_ids })
     }
 
-    /// Returns the numbers of a list on the CPU. On a GPU the kernel reads them, and zeros take their place here.
+    /// Returns the numbers of a list in CPU memory, and zeros for a list on a GPU, which the kernel reads itself.
     fn numbers(list: &Option<Tensor<'_>>, experts: usize) -> PyResult<Vec<f32>> {
         match list {
             None => Ok(Vec::new()),
