@@ -67,7 +67,8 @@ const TOLERANCES: &[(&str, f64, f64)] = &[
     ("shared-latency", 0.0, 6.0),
     ("l1-latency", 0.0, 6.0),
     ("shared-bytes", 0.02, 0.0),
-    ("l2-latency", 0.03, 0.0),
+    // About half of the lines are on the other die of a B200.
+    ("l2-latency", 0.05, 0.0),
     ("dram-latency", 0.03, 0.0),
     ("intake", 0.08, 0.0),
     ("mbarrier-wake", 0.0, 15.0),
