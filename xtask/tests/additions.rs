@@ -48,8 +48,8 @@ fn packages(root: &Path) -> Vec<String> {
     folders.into_iter().chain(crates).filter_map(name).collect()
 }
 
-/// Gives a target folder hard links to the compiled dependencies in another one. Nothing writes to them: cargo compiles
-/// a version of a dependency once. The workspace's own packages are left out.
+/// Links the compiled dependencies of a target folder into another one. Both folders can share the files, because cargo
+/// does not write a compiled dependency again. The workspace's own packages are left out.
 fn link_dependencies(from: &Path, to: &Path, own: &[String]) {
     let is_own = |file: &str| {
         let name = file.split('.').next().unwrap();
@@ -87,8 +87,8 @@ fn cargo(folder: &Path, own: &[String], arguments: &[impl AsRef<OsStr>]) -> Stri
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME") {
         cargo.env_remove(name);
     }
-    // Few of the built programs are run, and an unoptimized build takes half the time. Dependencies are built as always,
-    // so that they need not be built again.
+    // Few of the built programs are run, and an unoptimized build takes half the time. Dependencies keep their profile,
+    // so that cargo uses the linked ones.
     let of = |name: &String| ["opt-level=0", "debug=0"].map(|value| format!("profile.dev.package.{name}.{value}"));
     let quick = own.iter().flat_map(of).chain(["build.incremental=false".to_owned()]);
     let quick = quick.flat_map(|value| ["--config".to_owned(), value]);

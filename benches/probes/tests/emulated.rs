@@ -23,7 +23,8 @@ fn run(card: &str, settings: &[(&str, &str)]) -> String {
     command.arg("--quick").env("LD_LIBRARY_PATH", folder.path()).env("PTX_EMULATOR_GPU", card);
     settings.iter().for_each(|(name, value)| _ = command.env(format!("PTX_EMULATOR_{name}"), value));
     let child = {
-        // A process that another test starts meanwhile would keep the copy open for writing, and Linux executes no such file.
+        // A process that another test starts during the copy inherits the open file, and Linux refuses to execute a file
+        // that is open for writing.
         static START: Mutex<()> = Mutex::new(());
         let _one_at_a_time = START.lock();
         fs::copy(env!("CARGO_BIN_EXE_probes"), &program).unwrap();
@@ -67,8 +68,7 @@ const TOLERANCES: &[(&str, f64, f64)] = &[
     ("shared-latency", 0.0, 6.0),
     ("l1-latency", 0.0, 6.0),
     ("shared-bytes", 0.02, 0.0),
-    // About half of the lines are on the other die of a B200.
-    ("l2-latency", 0.05, 0.0),
+    ("l2-latency", 0.03, 0.0),
     ("dram-latency", 0.03, 0.0),
     ("intake", 0.08, 0.0),
     ("mbarrier-wake", 0.0, 15.0),
@@ -94,6 +94,9 @@ const OF_BLACKWELL: &[(&str, f64, f64)] = &[
 fn probes_measure_the_models_constants_with_its_clock() {
     // On one GPU some constants are changed, which shows that they are measured and not copied.
     let others = [
+        // The few lines of a quick run are not on both dies alike.
+        ("far-latency", 0.0),
+        ("l2-latency", 400.0),
         ("mbarrier-wake", 200.0),
         ("tcgen05-cp", 32.0),
         ("matrix-latency", 300.0),

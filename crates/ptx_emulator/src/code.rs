@@ -80,8 +80,7 @@ pub struct Uses {
     pub communicates: bool,
     /// `true` if the instruction does more than write registers.
     pub acts: bool,
-    /// Fence that comes before the instruction in the machine code, because the instruction releases earlier writes to
-    /// others than its CTA.
+    /// Fence in the machine code before an instruction that releases earlier writes at a scope beyond the CTA.
     pub fence: Option<Fence>,
     /// `true` if the instruction acquires from a scope beyond the CTA. The machine code then empties L1, CCTL.IVALL
     /// (ptxas 13.5).

@@ -61,8 +61,6 @@ fn scale_place(row: u32, block: u32) -> usize {
 pub fn unpack(panels: &[u8], n: u32, k: u32, operand_type: OperandType) -> Vec<f64> {
     use kernels_gpu::linear::panel_offset;
 
-    use nvfp4_core::format::{e2m1, e4m3};
-
     let unpacked = crate::unpacked::Unpacked::new(operand_type);
     let mut numbers = vec![0.0; n as usize * k as usize];
     for (row, k_block) in (0..n).flat_map(|row| (0..k_blocks(k)).map(move |block| (row, block))) {
@@ -73,8 +71,7 @@ pub fn unpack(panels: &[u8], n: u32, k: u32, operand_type: OperandType) -> Vec<f
             for nibble in 0..8 {
                 let column = column(lane, word, nibble);
                 let scale = unpacked.scale(panel[scale_place(row % PANEL_ROWS, column / BLOCK as u32)]);
-                let code = unpacked.code(packed, nibble);
-                let number = f64::from(e2m1::decode(code)) * f64::from(e4m3::VALUES[usize::from(scale)]);
+                let number = unpacked.number(packed, nibble) * scale;
                 if k_block * K_BLOCK + column < k {
                     numbers[row as usize * k as usize + (k_block * K_BLOCK + column) as usize] = number;
                 } else {

@@ -357,7 +357,7 @@ impl Timed {
         self.wait_if_named(warp, start, name);
     }
 
-    /// Empties L1, because the warp has issued an instruction that acquires from others than its CTA.
+    /// Empties L1 after an instruction of the warp that acquires at a scope beyond the CTA.
     pub fn acquired(&mut self, warp: u32) {
         let cta = self.warps[warp as usize].cta;
         self.core.sms[cta].l1.clear();

@@ -281,8 +281,7 @@ impl Memory {
     }
 }
 
-/// Whether a page of DRAM belongs to the L2 of another die than an SM's, on a GPU of two dies. The die of a page looks
-/// random.
+/// Returns `true` if a page of DRAM and an SM are on different dies. The page's die is drawn from its number.
 fn is_far(page: u64, multiprocessor: u32) -> bool {
     /// Consecutive SMs on the same die, so that a cluster is on one die.
     const TOGETHER: u32 = 16;

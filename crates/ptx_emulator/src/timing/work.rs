@@ -6,11 +6,11 @@ pub type Range = (u64, u32);
 /// Fence that comes before an instruction in the machine code of `sm_90a` and `sm_100a` (ptxas 13.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fence {
-    /// Of an arrival that releases to the cluster: MEMBAR.ALL.GPU and what the arrival itself waits for.
+    /// Before an arrival that releases to the cluster: MEMBAR.ALL.GPU. The arrival takes longer than the fence alone.
     Cluster,
-    /// Of a release to the GPU, and of a fence of the cluster or the GPU: MEMBAR.ALL.GPU.
+    /// Before a release to the GPU, and for a fence of the cluster or the GPU: MEMBAR.ALL.GPU.
     Gpu,
-    /// Of a release to the system: MEMBAR.ALL.SYS.
+    /// Before a release to the system, and for a fence of the system: MEMBAR.ALL.SYS.
     System,
 }
 

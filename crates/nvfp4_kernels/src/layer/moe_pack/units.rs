@@ -72,8 +72,6 @@ fn pack_row(
 /// Returns the numbers of a matrix `[rows, k]`, row-major: rows in packed order, columns in natural order.
 #[cfg(any(test, feature = "fake"))]
 pub fn unpack(units: &[u8], rows: u32, k: u32, operand_type: OperandType) -> Vec<f64> {
-    use nvfp4_core::format::{e2m1, e4m3};
-
     let unpacked = crate::unpacked::Unpacked::new(operand_type);
     let mut numbers = vec![0.0; rows as usize * k as usize];
     for (row, k_block) in (0..rows).flat_map(|row| (0..k_blocks(k)).map(move |k_block| (row, k_block))) {
@@ -83,11 +81,10 @@ pub fn unpack(units: &[u8], rows: u32, k: u32, operand_type: OperandType) -> Vec
             let at = (lane_place(columns, row % UNIT_ROWS, lane) + 4 * word) as usize;
             let packed = u32::from_le_bytes(unit[at..][..4].try_into().expect("the slice has four bytes"));
             let scale = unpacked.scale(unit[(scale_place(columns, row % UNIT_ROWS, lane) + word / 2) as usize]);
-            let scale = f64::from(e4m3::VALUES[usize::from(scale)]);
             for nibble in 0..WORD_ELEMENTS {
                 if let Some(element) = element(columns, lane, word, nibble) {
-                    let number = f64::from(e2m1::decode(unpacked.code(packed, nibble)));
-                    numbers[row as usize * k as usize + (start + element) as usize] = number * scale;
+                    let number = unpacked.number(packed, nibble) * scale;
+                    numbers[row as usize * k as usize + (start + element) as usize] = number;
                 }
             }
         }
