@@ -193,19 +193,28 @@ impl Instruction for WaitGroup {
         if !waiting.is_empty() {
             return Ok(Flow::Wait(WaitFor::Operations(waiting)));
         }
+        // Lanes mostly finish the same copies. Lanes that acquire together keep sharing their knowledge.
+        let mut finished: Vec<(Vec<_>, u32)> = Vec::new();
         for lane in lanes(mask) {
             let copies = &mut w.copies[lane];
             let done = copies.committed.len().saturating_sub(self.keep.unwrap_or(0));
-            let mut finished: Vec<_> = copies.committed.drain(..done).flatten().collect();
+            let mut mine: Vec<_> = copies.committed.drain(..done).flatten().collect();
             if self.keep.is_none() {
-                finished.append(&mut copies.open);
+                mine.append(&mut copies.open);
             }
-            if let Some(race) = &mut m.race {
+            let same = |(copies, _): &&mut (Vec<(u64, _)>, _)| copies.iter().map(|c| c.0).eq(mine.iter().map(|c| c.0));
+            match finished.iter_mut().find(same) {
+                Some((_, lanes)) => *lanes |= 1 << lane,
+                None => finished.push((mine, 1 << lane)),
+            }
+        }
+        if let Some(race) = &mut m.race {
+            for (copies, lanes) in finished {
                 let mut known = None;
-                for agent in finished.iter().filter_map(|(_, agent)| agent.as_ref()) {
+                for agent in copies.iter().filter_map(|(_, agent)| agent.as_ref()) {
                     race.finish(agent, &mut known);
                 }
-                race.acquire(w.index, 1 << lane, &known);
+                race.acquire(w.index, lanes, &known);
             }
         }
         Ok(Flow::Next)

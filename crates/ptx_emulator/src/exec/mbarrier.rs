@@ -8,7 +8,7 @@ use crate::decode::error::Result;
 use crate::decode::parsed::Parsed;
 use crate::machine::address::Lane;
 use crate::machine::footprint::Kind;
-use crate::machine::in_flight::Poll;
+use crate::machine::in_flight::{Poll, Test};
 use crate::machine::mbarrier::{Arrival, BYTES, MbarrierAt, Phase};
 use crate::machine::race::Accessor;
 use crate::machine::state::{Effect, Machine};
@@ -221,21 +221,32 @@ impl Instruction for Wait {
     }
 
     fn issue(&self, w: &mut Warp, m: &mut Machine<'_>, mask: u32) -> Stopped<Flow> {
-        let mut tests = Vec::new();
-        for lane in lanes(mask) {
-            let at = m.mbarrier(w, self.object.lane(w, lane), false)?;
-            let value = w.lane(self.phase, lane);
-            let phase = if self.parity { Phase::Parity(value & 1 == 1) } else { Phase::Token(value) };
-            tests.push((lane as u32, at, phase));
+        let mut tests: Vec<Test> = Vec::new();
+        let mut rest = mask;
+        while rest != 0 {
+            // Lanes mostly wait together.
+            let object = self.object.lane(w, rest.trailing_zeros() as usize);
+            let same = |&lane: &usize| self.object.lane(w, lane).address == object.address;
+            let together = lanes(rest).filter(same).fold(0, |all, lane| all | 1 << lane);
+            rest &= !together;
+            let at = m.mbarrier_of_lanes(w, object, together)?;
+            for lane in lanes(together) {
+                let value = w.lane(self.phase, lane);
+                let phase = if self.parity { Phase::Parity(value & 1 == 1) } else { Phase::Token(value) };
+                match tests.iter_mut().find(|test| (test.at, test.phase) == (at, phase)) {
+                    Some(test) => test.lanes |= 1 << lane,
+                    None => tests.push(Test { lanes: 1 << lane, at, phase }),
+                }
+            }
         }
         let complete = m.mbarrier_test(w, &tests, self.blocking && self.complete.0.is_some())?;
         self.complete.write(w, mask, complete);
-        tests.retain(|(lane, ..)| complete >> lane & 1 == 0);
-        let Some(&(_, at, _)) = tests.last() else { return Ok(Flow::Next) };
+        tests.retain(|test| test.lanes & complete == 0);
+        let Some(&Test { at, .. }) = tests.iter().max_by_key(|test| test.lanes) else { return Ok(Flow::Next) };
         let pc = w.pc();
         match self.complete.0 {
             Some(predicate) if self.blocking => {
-                w.polls.push(Poll { pc, predicate, lanes: tests });
+                w.polls.push(Poll { pc, predicate, tests });
                 Ok(Flow::Next)
             }
             _ => {

@@ -48,8 +48,15 @@ pub struct BulkCopy {
 pub struct Poll {
     pub pc: u32,
     pub predicate: u32,
-    /// Lane, mbarrier and phase of each poll.
-    pub lanes: Vec<(u32, MbarrierAt, Phase)>,
+    pub tests: Vec<Test>,
+}
+
+/// Lanes that wait for the same phase of an mbarrier.
+#[derive(Clone, Copy)]
+pub struct Test {
+    pub lanes: u32,
+    pub at: MbarrierAt,
+    pub phase: Phase,
 }
 
 /// A load from shared memory whose registers have not been used yet.

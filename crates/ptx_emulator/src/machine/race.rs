@@ -690,6 +690,19 @@ impl Detector {
         recorded.fold(0, |all, (_, mask)| all | mask)
     }
 
+    /// Returns `true` if lanes of a warp, which all know the same, may read the bytes by strong loads. `false`:
+    /// [`Detector::access`] must handle each lane, for example if one of them has written the bytes.
+    pub fn may_read_together(&mut self, cta: u32, bytes: Range<u32>, who: Accessor, pc: u32) -> bool {
+        let w = &self.warps[(who.base / 32) as usize];
+        let clock = w.lanes[who.mask.trailing_zeros() as usize & 31].clone();
+        if !lanes(who.mask).all(|lane| Arc::ptr_eq(&clock, &w.lanes[lane])) {
+            return false;
+        }
+        let access = Access { base: who.base, mask: who.mask, time: w.now, pc };
+        let view = View::of_thread(&clock, Accessor { mask: 0, ..who }, &self.together);
+        self.history.record(cta, bytes, Mode::StrongRead, access, &view).is_ok()
+    }
+
     /// Like [`access`](Detector::access), for an asynchronous operation.
     pub fn agent_access(
         &mut self,

@@ -3,10 +3,12 @@
 use crate::config::fault::{FaultKind, Stop, Stopped};
 use crate::machine::address::{Lane, SHARED_BASE, Spot};
 use crate::machine::footprint::{Arriving, Kind};
+use crate::machine::in_flight::Test;
 use crate::machine::mbarrier::{Arrival, BYTES, MAX_COUNT, Mbarrier, MbarrierAt, Phase};
 use crate::machine::race::{Accessor, Agent, Detector, Mode, merge};
 use crate::machine::state::Machine;
 use crate::machine::warp::Warp;
+use crate::operand::lanes;
 
 fn name(at: MbarrierAt) -> String {
     format!("the mbarrier at byte {} of shared memory", i64::from(at.offset) - i64::from(SHARED_BASE))
@@ -44,6 +46,25 @@ impl Machine<'_> {
             self.warn(stop)?;
         }
         Ok(at)
+    }
+
+    /// Same as [`mbarrier`](Machine::mbarrier), for lanes of the same CTA with the same address. `lane` is one of them.
+    pub fn mbarrier_of_lanes(&mut self, w: &Warp, lane: Lane, mask: u32) -> Stopped<MbarrierAt> {
+        if mask.is_power_of_two() {
+            return self.mbarrier(w, lane, false);
+        }
+        let Spot::Shared { cta, offset } = self.resolve(w, lane, BYTES)? else {
+            return self.mbarrier(w, lane, false);
+        };
+        let who = Accessor { base: w.index * 32, mask };
+        let is_live = self.ctas[cta as usize].mbarriers.contains_key(&offset);
+        let may_read = |race: &mut Detector| race.may_read_together(cta, offset..offset + BYTES, who, w.pc());
+        if !is_live || !self.race.as_mut().is_none_or(may_read) {
+            for number in lanes(mask) {
+                self.mbarrier(w, Lane { lane: number as u32, ..lane }, false)?;
+            }
+        }
+        Ok(MbarrierAt { cta, offset })
     }
 
     /// The object at an address known to hold an mbarrier.
@@ -217,26 +238,25 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Returns the lanes whose phases are complete, from a list of lanes with their mbarriers and phases. These lanes
-    /// acquire the published knowledge. A token of a phase that is too old is a fault. `waits`: lanes whose phases are
-    /// incomplete wait for them.
-    pub fn mbarrier_test(&mut self, w: &Warp, tests: &[(u32, MbarrierAt, Phase)], waits: bool) -> Stopped<u32> {
-        // Lanes mostly wait together. Lanes that acquire together keep sharing their knowledge.
+    /// Returns the lanes whose phases are complete. These lanes acquire the published knowledge. A token of a phase that
+    /// is too old is a fault. `waits`: lanes whose phases are incomplete wait for them.
+    pub fn mbarrier_test(&mut self, w: &Warp, tests: &[Test], waits: bool) -> Stopped<u32> {
+        // Lanes that acquire together keep sharing their knowledge.
         let mut complete: Vec<(MbarrierAt, u32)> = Vec::new();
-        for &(lane, at, phase) in tests {
+        for &Test { lanes, at, phase } in tests {
             let barrier = self.object(at)?;
             if let Phase::Token(token) = phase
                 && (token > barrier.phase || barrier.phase > token + 1)
             {
                 let text = format!("a wait for phase {token} of {}: {}", name(at), barrier.describe());
-                return Err(Stop::new(FaultKind::MbarrierPhase, text).lane(lane));
+                return Err(Stop::new(FaultKind::MbarrierPhase, text).lane(lanes.trailing_zeros()));
             }
             if !barrier.is_complete(phase) {
                 continue;
             }
             match complete.iter_mut().find(|(place, _)| *place == at) {
-                Some((_, lanes)) => *lanes |= 1 << lane,
-                None => complete.push((at, 1 << lane)),
+                Some((_, all)) => *all |= lanes,
+                None => complete.push((at, lanes)),
             }
         }
         for &(at, lanes) in &complete {
