@@ -74,7 +74,11 @@ pub static KERNELS: &[&dyn Kernel] = &[
 /// # Errors
 /// [`Error::Invalid`] if the code contains no entry of any kernel.
 pub fn kernel_of(code: &[u8]) -> Result<&'static dyn Kernel, Error> {
-    let names: HashSet<&[u8]> = code.split(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_').collect();
+    let entries: HashSet<&[u8]> =
+        KERNELS.iter().flat_map(|kernel| kernel.entries()).map(|entry| entry.name.as_bytes()).collect();
+    let shortest = entries.iter().map(|name| name.len()).min().unwrap_or(0);
+    let words = code.split(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_');
+    let names: HashSet<&[u8]> = words.filter(|word| word.len() >= shortest && entries.contains(word)).collect();
     // A kernel's name may also be the name of another kernel's entry, or occur in the names of source files.
     let named =
         |kernel: &dyn Kernel| kernel.entries().iter().filter(|entry| names.contains(entry.name.as_bytes())).count();
