@@ -14,6 +14,7 @@ size, or if Transformers cannot load the model. A recorded table: benches/lab/me
 
 import json
 import pathlib
+import re
 import struct
 import subprocess
 import sys
@@ -135,7 +136,10 @@ FAMILIES = {
     "step3p7_text half clamped": (SPARSE_LAST | dict(share_expert_dim=80, swiglu_limits=[0, 0.5]), 1, ["mlp"]),
     "kimi_linear": (LATENT | SPARSE_LAST | dict(q_lora_rank=None, norm_topk_prob=True), 1, ["mlp"]),
     "longcat_flash": (
-        LATENT | dict(num_layers=2, num_hidden_layers=4, ffn_hidden_size=96, expert_ffn_hidden_size=INTER, zero_expert_num=4), 1, ["mlp"]
+        LATENT | dict(num_layers=2, num_hidden_layers=4, ffn_hidden_size=96, expert_ffn_hidden_size=INTER, zero_expert_num=4, n_shared_experts=0,
+                      n_group=1, topk_group=1),
+        1,
+        ["mlp"],
     ),
     "hy_v3": (SPARSE_LAST | dict(num_shared_experts=1), 1, ["mlp"]),
     "hy_v4": (LATENT | INDEXED | SPARSE_LAST | dict(norm_topk_prob=True, swiglu_limit=0.5), 1, ["mlp"]),
@@ -258,6 +262,14 @@ def fuse(source, large):
     save_file(numbers, large / "model.safetensors", {"format": "pt"})
 
 
+def drop_identities(folder):
+    """Removes the weights of identity experts. Transformers allocates gate and up for them; LongCat-Flash's files have none."""
+    tensors = load_file(folder / "model.safetensors")
+    number = re.compile(r"\.experts\.(\d+)\.")
+    kept = {name: tensor for name, tensor in tensors.items() if not ((at := number.search(name)) and int(at[1]) >= EXPERTS)}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
 def compare(nvfp4, family, folder):
     """Returns what became of a family, and a number or words about it."""
     values, index, names = FAMILIES[family]
@@ -280,6 +292,8 @@ def compare(nvfp4, family, folder):
         return "failed", f"Transformers cannot load all tensors: {info}"
     tokens = torch.randn(TOKENS, HIDDEN, generator=generator).to(torch.bfloat16)
     save_file({"hidden": tokens, "token_ids": torch.arange(TOKENS, dtype=torch.int32)}, folder / "tokens.safetensors")
+    if family == "longcat_flash":
+        drop_identities(small)
     arguments = ("--layer", index, "--activations", folder / "tokens.safetensors", "--output", folder / "out.safetensors")
     done = command(nvfp4, "run", "--backend", "cpu", "--op", "moe", "--weights", small, *arguments, "--repeat", 1)
     if done.returncode:

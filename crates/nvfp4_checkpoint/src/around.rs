@@ -1,5 +1,5 @@
-//! What some models have around the routed experts of a layer: norms and projections before and behind the experts, and a
-//! branch beside them whose output is added. The host computes norms, projections and the sum; the experts and the branch
+//! What some models have around the routed experts of a layer: norms and projections before and behind the experts, a
+//! branch beside them whose output is added, and identity experts, which add the token times their weight (LongCat-Flash). The host computes norms, projections and the sum; the experts and the branch
 //! are layers of their own. Where norms belong to single branches, the router has a norm of its own too.
 //!
 //! | family | before the experts | behind the experts | branch beside them |
@@ -68,8 +68,8 @@ static FAMILIES: [Family; 3] = [
     },
 ];
 
-/// A shared expert, and nothing else around the experts.
-static SHARED_EXPERT: Family = Family {
+/// No norm or projection around the experts.
+static ALONE: Family = Family {
     before: Names { norm: None, projection: None },
     behind: Names { norm: None, projection: None },
     branch: [None, None],
@@ -113,9 +113,9 @@ pub(super) struct Surroundings {
 }
 
 impl Surroundings {
-    /// A shared expert beside the experts of the block with this path.
-    pub(super) fn of_shared_expert(path: String) -> Self {
-        Self { family: &SHARED_EXPERT, path, tensors: Vec::new() }
+    /// No norm or projection around the experts of the block with this path. Something is added to their output.
+    pub(super) fn alone(path: String) -> Self {
+        Self { family: &ALONE, path, tensors: Vec::new() }
     }
 
     /// Modules of the projections before and behind the experts.
@@ -141,6 +141,7 @@ pub struct Around<'a> {
     /// Norms of the branch before and behind it.
     norms: [Option<Norm>; 2],
     branch: Option<Branch<'a>>,
+    identity_experts: usize,
 }
 
 /// A branch of width H beside the routed experts.
@@ -263,6 +264,22 @@ impl<'a> Around<'a> {
         Ok(())
     }
 
+    /// Number of identity experts. The id of a chosen one is -1 ([`Rule::null_experts`](nvfp4_core::router::Rule)), and
+    /// [`Self::output`] adds the token times its weight.
+    pub fn identity_experts(&self) -> usize {
+        self.identity_experts
+    }
+
+    pub(super) fn set_identity_experts(&mut self, count: usize) -> Result<(), Error> {
+        if count > 0 && (self.before.projection.is_some() || self.behind.projection.is_some()) {
+            return Err(Error::NotComputed(
+                "identity experts beside projections of the tokens are not computed".into(),
+            ));
+        }
+        self.identity_experts = count;
+        Ok(())
+    }
+
     pub(super) fn set_transform(&mut self, transform: Option<TokenTransform>) {
         self.transform = transform;
     }
@@ -352,8 +369,18 @@ impl<'a> Around<'a> {
             (Some(Branch::Layer(_)), Some(rows)) => Some(decoded(dtype, &rows[token * self.hidden..][..self.hidden])),
             _ => None,
         };
+        let of_identities = |token: usize| {
+            let top_k = inputs.ids.len() / inputs.tokens;
+            let chosen = inputs.ids[token * top_k..][..top_k].iter().zip(&inputs.weights[token * top_k..]);
+            let weight: f64 = chosen.filter(|(id, _)| **id < 0).map(|(_, &weight)| f64::from(weight)).sum();
+            let row = decoded(dtype, &inputs.hidden[token * inputs.stride..][..self.hidden]);
+            row.into_iter().map(move |number| weight * number)
+        };
         let sum = |(token, row): (usize, &[u16])| {
             let mut sums = self.behind.apply(decoded(dtype, row));
+            if self.identity_experts > 0 {
+                sums.iter_mut().zip(of_identities(token)).for_each(|(sum, number)| *sum += number);
+            }
             if let Some(mut branch) = of_branch(token) {
                 last.iter().for_each(|norm| norm.apply(&mut branch));
                 sums.iter_mut().zip(branch).for_each(|(sum, number)| *sum += number);
@@ -415,6 +442,7 @@ impl Checkpoint {
             transform: None,
             norms: [norm(first, hidden)?, norm(last, hidden)?],
             branch: None,
+            identity_experts: 0,
         })
     }
 

@@ -240,7 +240,8 @@ impl<'c> Running<'c> {
                 if modules.iter().any(Vec::is_empty) || !modules.iter().flatten().any(&is_quantized) {
                     continue;
                 }
-                let names = checkpoint.refused(&Scope { blocks: vec![block], roles, router: None, on_host: None });
+                let names =
+                    checkpoint.refused(&Scope { blocks: vec![block], roles, router: None, apart: &[], on_host: None });
                 let first = names.first().map(|name| checkpoint.not_computed(name).to_string());
                 let unsaid = names.into_iter().filter(|name| said.insert(*name));
                 problems.extend(unsaid.map(|name| checkpoint.not_computed(name).into()));

@@ -47,7 +47,7 @@ impl Checkpoint {
         let modules = roles.iter().map(|&role| block.pattern(role)).collect::<Option<Vec<_>>>();
         let modules = modules.ok_or_else(|| at(lacks_a_role(&block, roles)))?;
         self.check_forms(&block, roles, false)?;
-        let tensors = self.account(&Scope { blocks: vec![&block], roles, router: None, on_host: None })?;
+        let tensors = self.account(&Scope { blocks: vec![&block], roles, router: None, apart: &[], on_host: None })?;
         if let Some(config) = ModelConfig::beside(self)? {
             config.check_transforms()?;
             if op == Op::Gated {

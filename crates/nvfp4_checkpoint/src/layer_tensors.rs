@@ -27,6 +27,8 @@ pub(super) struct Scope<'s> {
     /// router, of the projections around the experts and of `on_host`, so everything in the layer that adds to the block's
     /// output matters.
     pub router: Option<Vec<&'s str>>,
+    /// Modules below the layer whose output is not added to the block's.
+    pub apart: &'s [&'s str],
     /// Block whose projections the host computes, in any form. Their tensors are in `router`.
     pub on_host: Option<&'s Block<'s>>,
 }
@@ -78,7 +80,7 @@ impl Checkpoint {
         if scope.router.iter().flatten().any(|known| *known == name) {
             return Fate::Used;
         }
-        if below_layer(name).is_some_and(names::is_no_feed_forward) {
+        if below_layer(name).is_some_and(|part| names::is_no_feed_forward(part) || scope.apart.contains(&part)) {
             return Fate::Left;
         }
         let in_block = scope.blocks.iter().any(|block| name.starts_with(&block.prefix()));

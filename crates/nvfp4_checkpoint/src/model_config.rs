@@ -131,19 +131,22 @@ impl ModelConfig {
         said.filter(|(_, number)| *number > 0)
     }
 
-    /// Refuses a model that combines the outputs of shared and routed experts in another way than by their sum. Cohere's
-    /// modules average them.
+    /// Returns the factor of the routed and of the shared experts' output, in a layer that has both: 1 for their sum, ½ for their
+    /// average (Cohere).
     ///
     /// # Errors
-    /// Returns an error if the configuration names another combination than the sum.
-    pub(super) fn check_sum_with_shared(&self) -> Result<(), Error> {
+    /// Returns an error if the configuration names another combination.
+    pub(super) fn factor_with_shared(&self) -> Result<f32, Error> {
         const KEY: &str = "shared_expert_combination_strategy";
         // Cohere's modules take the average if the key is missing.
         let default = self.is_model("cohere2_moe").then_some("average");
         match self.get(KEY).and_then(Value::as_str).or(default) {
-            None | Some("sum") => Ok(()),
+            None | Some("sum") => Ok(1.0),
+            Some("average") => Ok(0.5),
             Some(word) => {
-                let what = format!("{KEY} is {word}, but only the sum of routed and shared experts is computed");
+                let what = format!(
+                    "{KEY} is {word}, but only the sum and the average of routed and shared experts are computed"
+                );
                 Err(Error::NotComputed(what).at(self.path.display()))
             }
         }
@@ -716,15 +719,18 @@ mod tests {
     }
 
     #[test]
-    fn shared_expert_is_refused_unless_it_is_added() {
-        let average = json!({"shared_expert_combination_strategy": "average"});
-        for config in [config(average), config(json!({"model_type": "cohere2_moe"}))] {
-            let message = config.check_sum_with_shared().unwrap_err().to_string();
-            assert!(message.contains("shared_expert_combination_strategy is average"), "{message}");
+    fn routed_and_shared_experts_are_summed_or_averaged() {
+        const KEY: &str = "shared_expert_combination_strategy";
+        for (value, factor) in [
+            (json!({}), 1.0),
+            (json!({"model_type": "cohere2_moe", KEY: "sum"}), 1.0),
+            (json!({"model_type": "cohere2_moe"}), 0.5),
+            (json!({KEY: "average"}), 0.5),
+        ] {
+            assert_eq!(config(value).factor_with_shared().unwrap(), factor);
         }
-        for value in [json!({}), json!({"model_type": "cohere2_moe", "shared_expert_combination_strategy": "sum"})] {
-            assert!(config(value).check_sum_with_shared().is_ok());
-        }
+        let message = config(json!({KEY: "product"})).factor_with_shared().unwrap_err().to_string();
+        assert!(message.contains("shared_expert_combination_strategy is product"), "{message}");
     }
 
     #[test]

@@ -34,6 +34,9 @@ const TOP_K: [&str; 7] = [
 /// Names of the corrections of the router's choice, below the router or beside it.
 const CORRECTIONS: [&str; 3] = ["e_score_correction_bias", "expert_bias", "router_bias"];
 
+/// Dense MLPs of LongCat-Flash's layers: each is behind an attention of its own, and the experts are a shortcut past them.
+const LONGCAT_MLPS: [&str; 1] = ["mlps"];
+
 /// Names of Gemma 4's tensors beside the router's matrix: the weights of a norm, and factors of the experts' weights.
 const ROUTER_NORM: &str = "scale";
 const EXPERT_SCALE: &str = "per_expert_scale";
@@ -43,7 +46,8 @@ const EXPERT_SCALE: &str = "per_expert_scale";
 pub struct MoeLayer<'a> {
     /// Routed experts. If [`Self::around`] is `None`, the shared expert too.
     pub weights: MoeWeights<'a>,
-    /// Norms and projections around the experts, and the branch beside them (Nemotron 3, Kimi-K3, Gemma 4).
+    /// Norms and projections around the experts, and what is added to their output (Nemotron 3, Kimi-K3, Gemma 4,
+    /// LongCat-Flash).
     pub around: Option<Around<'a>>,
     /// Router of the layer.
     pub router: LayerRouter,
@@ -83,6 +87,8 @@ struct Plan<'b, 'n> {
     /// Norms and projections around the routed experts.
     around: Option<Surroundings>,
     rule: RouterRule,
+    /// Factor of the routed and of the shared experts' output.
+    shared_factor: f32,
     tensors: LayerTensors,
 }
 
@@ -151,6 +157,9 @@ impl Checkpoint {
         let mut transforms = self.transforms_of(routed, &plan.config, weights.experts(), &mut matrices)?;
         let around = plan.around.as_ref().map(|around| self.around(&plan.config, around, width));
         let mut around = around.transpose()?;
+        if let Some(around) = &mut around {
+            around.set_identity_experts(plan.rule.identity_experts()).map_err(place)?;
+        }
         match (&plan.beside, &mut around) {
             (Some(beside), Some(around)) => {
                 let branch = self.branch(beside, &plan.config, dtype, &lossless, &mut matrices);
@@ -226,15 +235,16 @@ impl Checkpoint {
         let on_host = beside.filter(|block| self.has_other_forms(block));
         let of_host = on_host.map(|block| self.feed_forward_tensors(block)).transpose()?;
         let router = self.router_tensors(&routed.path());
+        let config = ModelConfig::beside(self)?;
         let of_router = router.iter().flat_map(RouterTensors::names);
         let around_experts = around.iter().flat_map(|around| &around.tensors).chain(of_host.iter().flatten());
         let scope = Scope {
             blocks: [routed].into_iter().chain(beside).collect(),
             roles: &Role::ALL,
             router: Some(of_router.chain(around_experts.map(String::as_str)).collect()),
+            apart: if config.as_ref().is_some_and(|config| config.is_model("longcat")) { &LONGCAT_MLPS } else { &[] },
             on_host,
         };
-        let config = ModelConfig::beside(self)?;
         // The name of a router says more than the name of its first tensor.
         config.iter().try_for_each(|config| {
             RouterRule::check_computed(config).map_err(|error| error.at(config.path().display()))
@@ -255,9 +265,7 @@ impl Checkpoint {
             let name = format!("the shared expert of layer {layer} ({key} is {value})");
             return Err(at_config(Error::Missing { name, remedy: "give the folder of the whole model".into() }));
         }
-        if beside.is_some() {
-            config.check_sum_with_shared()?;
-        }
+        let shared_factor = if beside.is_some() { config.factor_with_shared()? } else { 1.0 };
         let is_gated = config.is_any(&["qwen2_moe", "qwen3_next", "qwen3_5", "qwen3_6"]);
         if beside.is_some() && router.shared_gate.is_none() && is_gated {
             let name = format!("{}shared_expert_gate.weight", routed.path());
@@ -269,17 +277,19 @@ impl Checkpoint {
             Ok::<_, Error>(Beside { block, activation, on_host: on_host.is_some() })
         });
         let beside = beside.transpose()?;
+        let rule = RouterRule::of(&config, router.corrections.is_some()).map_err(at_config)?;
+        let is_summed = rule.identity_experts() > 0;
         let is_apart = |beside: &Beside<'_, '_>| beside.on_host || beside.activation != activation;
-        let around = around
-            .or_else(|| beside.as_ref().is_some_and(is_apart).then(|| Surroundings::of_shared_expert(routed.path())));
+        let around = around.or_else(|| {
+            (is_summed || beside.as_ref().is_some_and(is_apart)).then(|| Surroundings::alone(routed.path()))
+        });
         let (_, top_k) = config.number_of_layer(&TOP_K, layer).ok_or_else(|| {
             let name = format!("the number of experts per token ({})", TOP_K[0]);
             at_config(Error::Missing { name, remedy: DOWNLOAD.into() })
         })?;
-        let rule = RouterRule::of(&config, router.corrections.is_some()).map_err(at_config)?;
         self.check_router_norm(&config, &router)?;
         check_router_parts(&config, &router, layer).map_err(at)?;
-        Ok(Plan { routed, beside, activation, top_k, router, around, rule, tensors, config })
+        Ok(Plan { routed, beside, activation, top_k, router, around, rule, shared_factor, tensors, config })
     }
 
     /// Refuses transforms of tokens that are not computed: all of them for the router and for experts in one tensor.
@@ -445,7 +455,9 @@ impl Checkpoint {
         let module = matrix.strip_suffix(".weight").expect("the name ends in .weight");
         let corrections = CORRECTIONS.iter().find_map(|name| {
             let beside = ["", "moe_statics.", "experts."].map(|part| format!("{path}{part}{name}"));
-            let places = [format!("{module}.{name}")].into_iter().chain(beside);
+            // LongCat-Flash: `router.classifier.weight` and `router.e_score_correction_bias`.
+            let above = module.rsplit_once('.').map(|(parent, _)| format!("{parent}.{name}"));
+            let places = [format!("{module}.{name}")].into_iter().chain(beside).chain(above);
             places.into_iter().find_map(existing)
         });
         let beside = |part: &str| existing(format!("{}.{part}", module.strip_suffix(".proj")?));
@@ -481,16 +493,17 @@ impl Checkpoint {
     /// Loads the router of a layer.
     fn router(&self, plan: &Plan<'_, '_>, sizes: MoeSizes) -> Result<LayerRouter, Error> {
         let names = &plan.router;
-        let matrix = self.numbers(&names.matrix, &[sizes.experts, sizes.hidden], "[experts, hidden size]")?;
+        let experts = sizes.experts + plan.rule.identity_experts();
+        let matrix = self.numbers(&names.matrix, &[experts, sizes.hidden], "[experts, hidden size]")?;
         let some = |name: &Option<String>, shape: &[usize], words: &str| {
             name.as_ref().map(|name| self.numbers(name, shape, words)).transpose()
         };
-        let of_experts = [sizes.experts];
+        let of_experts = [experts];
         let mut bias = some(&names.bias, &of_experts, "[experts]")?;
         let shared_gate = some(&names.shared_gate, &[1, sizes.hidden], "[1, hidden size]")?;
         // Ernie 4.5 has one row of corrections.
-        let is_row = |name: &String| self.tensor(name).is_some_and(|tensor| tensor.shape == [1, sizes.experts]);
-        let of_row = [1, sizes.experts];
+        let is_row = |name: &String| self.tensor(name).is_some_and(|tensor| tensor.shape == [1, experts]);
+        let of_row = [1, experts];
         let shape = if names.corrections.as_ref().is_some_and(is_row) { &of_row[..] } else { &of_experts };
         let mut corrections = some(&names.corrections, shape, "[experts]")?;
         let table = names.table.as_ref().map(|name| self.table(name, sizes.top_k)).transpose()?;
@@ -501,9 +514,9 @@ impl Checkpoint {
         let root = (sizes.hidden as f64).sqrt();
         let norm = names.norm.as_ref().map(|name| self.norm_with(&plan.config, name, sizes.hidden, 1.0 / root));
         let norm = norm.transpose()?;
-        let scoring = plan.rule.scoring(sizes.experts, corrections, expert_scale, table);
+        let scoring = plan.rule.scoring(experts, corrections, expert_scale, table);
         let at_config = |error: Error| error.at(plan.config.path().display());
-        let rule = Router::new(sizes.experts, sizes.top_k, scoring).map_err(at_config)?;
+        let rule = Router::new(experts, sizes.top_k, scoring).map_err(at_config)?;
         for (name, numbers) in [
             (Some(&names.matrix), Some(&matrix)),
             (names.bias.as_ref(), bias.as_ref()),
@@ -515,9 +528,10 @@ impl Checkpoint {
                 return Err(Error::Invalid(what).at(self.place(name)));
             }
         }
-        let bias = bias.unwrap_or_else(|| vec![0.0; sizes.experts]);
-        let (factor, transform) = (plan.rule.factor(), None);
-        Ok(LayerRouter { matrix, bias, norm, shared_gate, rule, factor, transform })
+        let bias = bias.unwrap_or_else(|| vec![0.0; experts]);
+        let (shared_factor, transform) = (plan.shared_factor, None);
+        let factor = plan.rule.factor() * shared_factor;
+        Ok(LayerRouter { matrix, bias, norm, shared_gate, shared_factor, rule, factor, transform })
     }
 }
 

@@ -56,8 +56,8 @@ const PROJECTIONS: [(&str, Role); 14] = [
 ];
 
 /// Names of routers below their block.
-pub(crate) const ROUTER_WEIGHTS: [&str; 6] =
-    ["gate", "router", "router.layer", "router.proj", "router.gate", "gate.wg"];
+pub(crate) const ROUTER_WEIGHTS: [&str; 7] =
+    ["gate", "router", "router.layer", "router.proj", "router.gate", "router.classifier", "gate.wg"];
 
 /// Projections that read the same activations. Engines merge them into one matrix with one global scale, so they are
 /// quantized with one global scale.

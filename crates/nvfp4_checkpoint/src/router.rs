@@ -42,7 +42,7 @@ const BY_SIGMOID: [&str; 26] = [
 
 /// Models whose routers use softmax scores, although their configurations do not mention it. If a model is neither here
 /// nor in [`BY_SIGMOID`], its router is refused, because a guess could give another layer.
-const BY_SOFTMAX: [&str; 16] = [
+const BY_SOFTMAX: [&str; 17] = [
     "qwen2_moe",
     "qwen3",
     "mixtral",
@@ -59,6 +59,7 @@ const BY_SOFTMAX: [&str; 16] = [
     "mistral_large4",
     "mellum",
     "lara_mini",
+    "longcat",
 ];
 
 /// Models whose weights are always divided by their sum, although their configurations do not mention it.
@@ -80,8 +81,14 @@ const RENORMALIZED: [&str; 12] = [
 /// Models with a router of their own that is not computed.
 const NOT_COMPUTED: [(&str, &str); 2] = [
     ("phimoe", "SparseMixer (phimoe)"),
-    ("longcat", "one with identity experts, which add the token itself (LongCat-Flash)"),
+    ("kolibri", "one that compares experts by logit plus bias, and weights them by sigmoid (Kolibri)"),
 ];
+
+/// Configuration key of the number of identity experts: experts without weights, whose output is the token (LongCat-Flash).
+const IDENTITY_EXPERTS: &str = "zero_expert_num";
+
+/// Configuration key of what experts without weights compute.
+const IDENTITY_KIND: &str = "zero_expert_type";
 
 /// Models whose layers need not have corrections of the router's choice, of [`BY_SIGMOID`].
 const WITHOUT_CORRECTIONS: [&str; 2] = ["lfm2_moe", "step3p"];
@@ -135,7 +142,7 @@ impl RouterRule {
     /// `GptOssTopKRouter`, `GraniteMoeTopKGating`, `DeepseekV2Moe`, `DeepseekV3TopkRouter`, `Llama4Router`,
     /// `Lfm2MoeSparseMoeBlock`, `HunYuanMoEV1Gate`, `Ernie4_5_MoeTopKRouter`, `DeepseekV4TopKRouter`,
     /// `DeepseekV4HashRouter`, `Gemma4TextRouter`, `AfmoeTokenChoiceRouter`, `HYV3TopKRouter`, `Step3p7TopKRouter`,
-    /// `Mistral4TopkRouter`, `Cohere2MoeTopKRouter`, `LagunaTopKRouter`, and the `TopkRouter` of axk1, bailing_hybrid, beam,
+    /// `Mistral4TopkRouter`, `Cohere2MoeTopKRouter`, `LagunaTopKRouter`, `LongcatFlashTopkRouter`, and the `TopkRouter` of axk1, bailing_hybrid, beam,
     /// dots3_note, exaone_moe, glm4v_moe, glm5_next, glm_moe_dsa, hy_v4, mistral_large4, solar_open and mimo_v2_flash) and
     /// vLLM's `step3p5.py`.
     pub(super) fn of(config: &ModelConfig, has_corrections: bool) -> Result<Self, Error> {
@@ -169,12 +176,13 @@ impl RouterRule {
         let renormalize = match value(&RENORMALIZE).and_then(|value| value.as_bool()) {
             Some(renormalize) => renormalize,
             None if config.is_any(&RENORMALIZED) => true,
-            None if config.is_model("jamba") => false,
+            None if config.is_any(&["jamba", "longcat"]) => false,
             None => {
                 let remedy = "add this key: true if the weights of a token's experts are divided by their sum";
                 return Err(Error::Missing { name: RENORMALIZE[0].into(), remedy: remedy.into() });
             }
         };
+        let null_experts = identity_experts(config)?;
         let is_ungrouped = is_plain && !by_best_of_group;
         let number = |keys: &[&'static str]| match typed(config, keys, "a number", Value::as_u64)? {
             Some(number) => Ok(usize::try_from(number).unwrap_or(usize::MAX)),
@@ -191,13 +199,18 @@ impl RouterRule {
             if has_groups && !by_best_of_group && !by_best_two {
                 return refuse(format!("n_group is {groups}, and it is unknown how its router compares groups"));
             }
-            if is_plain && !has_groups {
+            if is_plain && !has_groups && null_experts == 0 {
                 return Ok(Self { scoring: Scoring::Softmax { renormalize }, factor });
             }
             let (groups, top_groups) = if has_groups { (groups, top_groups) } else { (1, 1) };
             let group_score = if by_best_two { GroupScore::BestTwo } else { GroupScore::Best };
-            let rule = Rule { score, groups, top_groups, group_score, renormalize, scale: factor, ..Rule::default() };
+            let scale = factor;
+            let rule =
+                Rule { score, groups, top_groups, group_score, renormalize, scale, null_experts, ..Rule::default() };
             return Ok(Self { scoring: Scoring::Rule(rule), factor: 1.0 });
+        }
+        if null_experts > 0 {
+            return refuse(format!("{IDENTITY_EXPERTS} is {null_experts} and experts are scored by sigmoid"));
         }
         let scoring = Scoring::SigmoidGroups { bias: Vec::new(), groups, top_groups, renormalize, scale: factor };
         Ok(Self { scoring, factor: 1.0 })
@@ -244,6 +257,14 @@ impl RouterRule {
     /// Whether corrections are added to the scores when experts are compared.
     pub(super) fn has_corrections(&self) -> bool {
         matches!(self.scoring, Scoring::SigmoidGroups { .. } | Scoring::Rule(_))
+    }
+
+    /// Number of identity experts, whose logits follow those of the experts with weights.
+    pub(super) fn identity_experts(&self) -> usize {
+        match &self.scoring {
+            Scoring::Rule(rule) => rule.null_experts,
+            _ => 0,
+        }
     }
 
     /// Factor of the final weights.
@@ -295,6 +316,18 @@ fn score_of(config: &ModelConfig) -> Result<Score, Error> {
     }
 }
 
+/// Returns the number of identity experts.
+///
+/// # Errors
+/// Returns an error if experts without weights compute something else.
+fn identity_experts(config: &ModelConfig) -> Result<usize, Error> {
+    let count = typed(config, &[IDENTITY_EXPERTS], "a number", Value::as_u64)?.unwrap_or(0);
+    match typed(config, &[IDENTITY_KIND], "a word", Value::as_str)? {
+        Some(kind) if count > 0 && kind != "identity" => Err(refused(&format!("{IDENTITY_KIND} is {kind}"))),
+        _ => Ok(usize::try_from(count).unwrap_or(usize::MAX)),
+    }
+}
+
 /// Refuses a router with a step that this library does not support.
 ///
 /// # Errors
@@ -336,6 +369,8 @@ pub struct LayerRouter {
     /// Gate of the shared expert, `[H]`: the sigmoid of its dot product with a token is the weight of the shared
     /// expert. `None`: the shared expert has no gate.
     pub shared_gate: Option<Vec<f32>>,
+    /// Factor of the shared expert's weight: ½ in a model that averages the routed and the shared experts' outputs.
+    pub shared_factor: f32,
     /// Rule that turns logits into experts and weights.
     pub rule: Router,
     /// Factor of the final weights.
@@ -389,7 +424,8 @@ impl LayerRouter {
         let (logits, shared): (Vec<_>, Vec<_>) = scores.unzip();
         let Routes { ids, mut weights } = route_with_ids(&self.rule, &Logits::F32(logits.concat().into()), token_ids)?;
         weights.iter_mut().for_each(|weight| *weight *= self.factor);
-        let shared = shared.into_iter().collect::<Option<Vec<_>>>().filter(|_| self.shared_gate.is_some());
+        let gates = shared.into_iter().map(|gate: Option<f32>| gate.unwrap_or(1.0) * self.shared_factor).collect();
+        let shared = Some(gates).filter(|_: &Vec<f32>| self.shared_gate.is_some() || self.shared_factor != 1.0);
         if let Some(transform) = &self.transform {
             transform.tokens(sizes.dtype, sizes.hidden, &mut hidden)?;
         }

@@ -47,12 +47,13 @@ fn bytes<'py, T: bytemuck::NoUninit>(py: Python<'py>, numbers: &[T]) -> Bound<'p
 
 /// The router: matrix, bias, norm, gate of the shared expert, factors, and the arguments of `nvfp4.route`.
 fn router<'py>(py: Python<'py>, layer: &MoeLayer<'_>) -> PyResult<Bound<'py, PyDict>> {
-    let LayerRouter { matrix, bias, norm: of_tokens, shared_gate, rule, factor, transform } = &layer.router;
+    let LayerRouter { matrix, bias, norm: of_tokens, shared_gate, shared_factor, rule, factor, transform } = &layer.router;
     let parts = PyDict::new(py);
     parts.set_item("matrix", bytes(py, matrix))?;
     parts.set_item("logit_bias", bytes(py, bias))?;
     parts.set_item("norm", of_tokens.as_ref().map(|of_tokens| norm(py, of_tokens)).transpose()?)?;
     parts.set_item("shared_gate", shared_gate.as_ref().map(|gate| bytes(py, gate)))?;
+    parts.set_item("shared_factor", shared_factor)?;
     parts.set_item("factor", factor)?;
     parts.set_item("weights_on_input", rule.weights_on_input())?;
     let factors = match transform.as_ref().or_else(|| layer.around.as_ref()?.transform()) {
@@ -79,6 +80,7 @@ fn router<'py>(py: Python<'py>, layer: &MoeLayer<'_>) -> PyResult<Bound<'py, PyD
         options.set_item("top_groups", of_rule.top_groups)?;
         options.set_item("renormalize", of_rule.renormalize)?;
         options.set_item("scale", of_rule.scale)?;
+        options.set_item("null_experts", of_rule.null_experts)?;
         for (name, numbers) in [("bias", &of_rule.bias), ("expert_scale", &of_rule.expert_scale)] {
             options.set_item(name, (!numbers.is_empty()).then(|| bytes(py, numbers)))?;
         }
@@ -123,6 +125,7 @@ fn surroundings<'py>(py: Python<'py>, around: &Around<'_>, dtype: TokenDtype) ->
     let norms = around.branch_norms().map(|found| found.map(|found| norm(py, found)).transpose());
     let [first, last] = norms;
     parts.set_item("branch_norms", (first?, last?))?;
+    parts.set_item("identity_experts", around.identity_experts())?;
     parts.set_item("branch", around.branch().map(|branch| weights(py, branch, dtype)).transpose()?)?;
     parts.set_item("torch_branch", around.host_branch().map(|block| feed_forward(py, block)).transpose()?)?;
     Ok(parts)

@@ -149,13 +149,35 @@ def step_nvfp4():
     return tensors, config
 
 
+def longcat():
+    """Two of six experts are identities."""
+    tensors, block = {}, f"{LAYER}.mlp"
+    for expert in range(E):
+        add_mlp(tensors, f"{block}.experts.{expert}", H, I)
+    tensors |= {f"{block}.router.classifier.weight": torch.randn(E + 2, H), f"{block}.router.e_score_correction_bias": torch.randn(E + 2) / 8}
+    return tensors, {"model_type": "longcat_flash", "moe_topk": 3, "hidden_act": "silu", "zero_expert_num": 2, "routed_scaling_factor": 6.0}
+
+
+def cohere():
+    """The average of routed and shared experts."""
+    tensors, block = {}, f"{LAYER}.mlp"
+    for expert in range(E):
+        add_mlp(tensors, f"{block}.experts.{expert}", H, I)
+    add_mlp(tensors, f"{block}.shared_experts", H, 80)
+    tensors[f"{block}.gate.weight"] = torch.randn(E, H)
+    return tensors, {"model_type": "cohere2_moe", "num_experts_per_tok": 2, "hidden_act": "silu", "norm_topk_prob": True,
+                     "expert_selection_fn": "sigmoid", "num_shared_experts": 1}  # fmt: skip
+
+
 def save(folder, tensors, config):
     folder.mkdir()
     safetensors.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("model", [qwen3_5, nemotron, kimi, gemma, qwen3_5_mixed, nemotron_bf16, kimi_fp8, gemma_mixed, step, step_nvfp4])
+@pytest.mark.parametrize(
+    "model", [qwen3_5, nemotron, kimi, gemma, qwen3_5_mixed, nemotron_bf16, kimi_fp8, gemma_mixed, step, step_nvfp4, longcat, cohere]
+)
 @pytest.mark.parametrize("token_format", ["16-bit", "nvfp4"])
 def test_layer_equals_the_command(model, token_format, tmp_path, device):
     if (device, token_format) == ("cuda", "nvfp4") and torch.cuda.get_device_capability() < (10, 0):

@@ -404,11 +404,71 @@ fn configurations_of_every_family_give_the_router() {
             assert_eq!(layer.router.bias, [0.0; EXPERTS], "{config}");
         });
     }
-    for (model, words) in [("phimoe", "SparseMixer"), ("longcat_flash", "identity experts")] {
+    for (model, words) in [("phimoe", "SparseMixer"), ("kolibri1", "logit plus bias")] {
         let config = json!({"model_type": model, "num_experts_per_tok": 2, "norm_topk_prob": true});
         let error = refusal(Some(config), |_| ());
         assert!(error.contains(words) && error.contains("this router is not supported"), "{error}");
     }
+}
+
+#[test]
+fn identity_experts_add_the_token_times_their_weight() {
+    const IDENTITIES: usize = 2;
+    let mut tensors = Tensors::default();
+    tensors.set_experts(BLOCK, NAMES, Format::ModelOpt, EXPERTS);
+    tensors.set(format!("{BLOCK}.router.classifier.weight"), router(EXPERTS + IDENTITIES));
+    // The layer's dense MLPs belong to its attentions.
+    tensors.set_nvfp4("model.layers.3.mlps.0.up_proj", Format::ModelOpt, [16, HIDDEN], 91);
+    let corrections = [-1.0, 0.0, 0.0, 1.0, 0.0];
+    tensors.set(format!("{BLOCK}.router.e_score_correction_bias"), f32s(&[EXPERTS + IDENTITIES], &corrections));
+    let config = json!({"model_type": "longcat_flash", "moe_topk": 2, "routed_scaling_factor": 6.0, "zero_expert_num": IDENTITIES,
+        "zero_expert_type": "identity", "hidden_act": "silu"});
+    with_layer(&tensors, config.clone(), |layer, inputs| {
+        let around = layer.around.as_ref().unwrap();
+        assert_eq!(around.identity_experts(), IDENTITIES);
+        assert!(layer.tensors.left.iter().any(|name| name == "model.layers.3.mlps.0.up_proj.weight"));
+        let routed = around.routed(TokenDtype::Bf16, inputs).unwrap();
+        let step = MoeStep::new(&layer.weights, routed).unwrap();
+        let mut output = MoeOutput::new(&step);
+        Cpu::new().prepare_moe(&layer.weights).unwrap().execute(&step, &mut output).unwrap();
+        let sum = around.output(TokenDtype::Bf16, inputs, &output.hidden, None);
+        // The corrections let every token choose expert 3, which has no weights.
+        assert!(inputs.ids.chunks(2).all(|ids| ids.contains(&-1)) && inputs.ids.iter().any(|id| *id >= 0));
+        for (at, (got, experts)) in sum.iter().zip(&output.hidden).enumerate() {
+            let token = at / HIDDEN;
+            let chosen = inputs.ids[2 * token..][..2].iter().zip(&inputs.weights[2 * token..]);
+            let weight: f64 = chosen.filter(|(id, _)| **id == -1).map(|(_, weight)| f64::from(*weight)).sum();
+            let [experts, number] = [*experts, inputs.hidden[at]].map(|bits| TokenDtype::Bf16.decode(bits));
+            assert!(weight > 0.0);
+            assert_eq!(*got, TokenDtype::Bf16.round(experts + weight * number));
+        }
+    });
+    let mut other = config;
+    other["zero_expert_type"] = json!("drop");
+    with_model(&tensors, Some(other), |checkpoint, _| {
+        let error = checkpoint.moe_layer(3, TokenDtype::Bf16).unwrap_err().to_string();
+        assert!(error.contains("config.json: zero_expert_type is drop"), "{error}");
+    });
+}
+
+#[test]
+fn average_of_routed_and_shared_experts_halves_both() {
+    let mut tensors = apart(Format::ModelOpt);
+    for (name, sizes) in NAMES.into_iter().zip([[16, HIDDEN], [16, HIDDEN], [HIDDEN, 16]]) {
+        tensors.set_nvfp4(&format!("{BLOCK}.shared_experts.{name}"), Format::ModelOpt, sizes, 90);
+    }
+    let config = |strategy: &str| {
+        json!({"model_type": "cohere2_moe", "num_experts_per_tok": 2, "norm_topk_prob": true, "hidden_act": "silu",
+            "expert_selection_fn": "softmax", "num_shared_experts": 1, "shared_expert_combination_strategy": strategy})
+    };
+    let of = |strategy: &str| {
+        with_layer(&tensors, config(strategy), |_, MoeInputs { weights, shared_weights, .. }| {
+            (weights.to_vec(), shared_weights.as_deref().map(<[f32]>::to_vec))
+        })
+    };
+    let ((sum, of_sum), (average, of_average)) = (of("sum"), of("average"));
+    assert_eq!((of_sum, of_average), (None, Some(vec![0.5; 5])));
+    assert!(average.iter().zip(&sum).all(|(half, whole)| 2.0 * half == *whole));
 }
 
 #[test]

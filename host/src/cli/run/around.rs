@@ -87,6 +87,10 @@ impl<'a> AroundPart<'a> {
         } else if has_norms {
             parts.push("the host normalizes the tokens before the experts and their sum after them".into());
         }
+        if self.around.identity_experts() > 0 {
+            let count = self.around.identity_experts();
+            parts.push(format!("{count} identity experts: the host adds the token times their weights"));
+        }
         if let Some((intermediate, activation)) = self.branch_sizes() {
             let norms = if has_norms { " and separate norms" } else { "" };
             let branch =
@@ -112,6 +116,7 @@ impl<'a> AroundPart<'a> {
             "hidden": self.around.hidden(),
             "branch_intermediate": branch.map(|(intermediate, _)| intermediate),
             "branch_activation": branch.map(|(_, activation)| activation.to_string()),
+            "identity_experts": self.around.identity_experts(),
             "branch_on_host": self.around.host_branch().is_some(),
             "forms_on_host": forms,
         })

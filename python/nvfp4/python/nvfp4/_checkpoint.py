@@ -15,8 +15,8 @@ class MoeBlock(torch.nn.Module):
     """An MoE layer of a checkpoint: router, experts, shared expert, and what the model has around its experts.
 
     The experts and the branch beside them are :class:`Moe`. PyTorch computes the router's logits, norms and projections on the tokens'
-    device: latent experts of Nemotron 3 and Kimi-K3, norms and the dense branch of Gemma 4, and a shared expert or dense branch that is not
-    NVFP4 (floats, FP8). ``nvfp4 run --op moe`` computes the same layer. The numbers of norms and of the router are float32; a projection has
+    device: latent experts of Nemotron 3 and Kimi-K3, norms and the dense branch of Gemma 4, identity experts of LongCat-Flash, and a
+    shared expert or dense branch that is not NVFP4 (floats, FP8). ``nvfp4 run --op moe`` computes the same layer. The numbers of norms and of the router are float32; a projection has
     the token type if this type holds its numbers.
 
     :param path: a folder with ``config.json`` and safetensors files.
@@ -45,7 +45,7 @@ class MoeBlock(torch.nn.Module):
         parts = _native.read_moe(os.fspath(path), layer, dtype)
         self.hidden, self.top_k, self.dtype, self.used = parts["hidden"], parts["top_k"], dtype, parts["used"]
         router, around = parts["router"], parts["around"]
-        self.factor, self.weights_on_input = router["factor"], router["weights_on_input"]
+        self.factor, self.shared_factor, self.weights_on_input = router["factor"], router["shared_factor"], router["weights_on_input"]
         self._put("matrix", _numbers(router["matrix"]).reshape(-1, self.hidden), device)
         for name in ("logit_bias", "shared_gate", "token_factors"):
             self._put(name, _numbers(router[name]), device)
@@ -57,6 +57,7 @@ class MoeBlock(torch.nn.Module):
         self.router_norm = _norm(router["norm"], device)
         self.experts = _experts(parts["experts"], dtype, device, token_format)
         self.is_surrounded = around is not None
+        self.identity_experts = around["identity_experts"] if around else 0
         self.before, self.behind = (_steps(around and around[name], dtype, device) for name in ("before", "behind"))
         self.branch_norms = torch.nn.ModuleList(_norm(norm, device) for norm in (around["branch_norms"] if around else (None, None)))
         self.branch = None
@@ -87,12 +88,16 @@ class MoeBlock(torch.nn.Module):
         gate = None
         if self.shared_gate is not None:
             gate = torch.sigmoid(hidden_states.float() @ self.shared_gate)
+        if self.shared_factor != 1:
+            gate = self.shared_factor * (torch.ones(len(hidden_states), device=hidden_states.device) if gate is None else gate)
         tokens = self.before(hidden_states).to(self.dtype) if self.is_surrounded else hidden_states
         if self.token_factors is not None:
             tokens = (tokens.float() * self.token_factors).to(self.dtype)
         if not self.is_surrounded:
             return self.experts(tokens, ids, weights, shared_weights=gate, weights_on_input=self.weights_on_input)
         output = self.behind(self.experts(tokens, ids, weights, weights_on_input=self.weights_on_input))
+        if self.identity_experts:  # the id of a chosen one is -1
+            output = output + (weights * (ids < 0)).sum(1, keepdim=True) * hidden_states.float()
         if self.branch is not None:
             first, last = self.branch_norms
             output = output + last(self._branch(first(hidden_states.float()), gate).float())
