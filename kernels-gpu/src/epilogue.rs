@@ -22,7 +22,7 @@ pub const PARAMETERS: u32 = 1;
 /// For a gated product: `x/(1 + 2^(x·(exponent[0] + exponent[1]·x²)))·(clamp(up, −limit, limit) + offset)`, with `x =
 /// min(gate, limit)`. Both min and clamp keep a NaN.
 ///
-/// A gated product of an instance with curves: the [`Curve`](crate::curve::Curve) with the value `kind` and the
+/// A gated product of an instance with curves: the [`Curve`] with the value `kind` and the
 /// [`numbers`](Self::numbers).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]

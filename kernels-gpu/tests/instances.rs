@@ -18,8 +18,9 @@ impl Copy {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("copy");
         let _ = fs::remove_dir_all(&folder);
         copy_folder(&crate_folder.join("src"), &folder.join("src"));
-        fs::copy(crate_folder.join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
+        fs::copy(crate_folder.join("../Cargo.lock"), folder.join("Cargo.lock")).unwrap();
         let manifest = fs::read_to_string(crate_folder.join("Cargo.toml")).unwrap();
+        let manifest = manifest.replace("repository.workspace = true\n", ""); // The copy has no workspace.
         let crates = crate_folder.parent().unwrap().join("crates");
         fs::write(folder.join("Cargo.toml"), manifest.replace("../crates", crates.to_str().unwrap())).unwrap();
         Self { folder, crate_folder }

@@ -69,12 +69,10 @@ impl Machine {
     }
 }
 
-/// A copy of the workspace, `target/publish`. It differs from the workspace in three points:
+/// A copy of the workspace, `target/publish`. It differs from the workspace in two points:
 ///
-/// 1. `kernels-gpu` is a member, so that Cargo publishes it in its turn. Here it is outside, because a member would inherit
-///    the workspace's profiles.
-/// 2. `nvfp4-ptx` contains the PTX, so that nothing that is built from the copy compiles kernels.
-/// 3. Each published package has the licenses.
+/// 1. `nvfp4-ptx` contains the PTX, so that nothing that is built from the copy compiles kernels.
+/// 2. Each published package has the licenses.
 pub struct Copy {
     pub folder: PathBuf,
     /// Folders of the crates that are published.
@@ -95,12 +93,6 @@ impl Copy {
             fs::copy(&from, &to).with_context(|| from.display().to_string())?;
             set_time(&to, fs::metadata(&from)?.modified()?)?;
         }
-        replace(&folder.join("Cargo.toml"), r#"exclude = ["kernels-gpu", "#, "exclude = [")?;
-        replace(&folder.join("Cargo.toml"), r#""crates/*"]"#, r#""crates/*", "kernels-gpu"]"#)?;
-        let license = "license = \"MIT OR Apache-2.0\"\n";
-        replace(&folder.join("kernels-gpu/Cargo.toml"), license, &format!("{license}repository.workspace = true\n"))?;
-        // The list of a member's dependencies in Cargo.lock is complete.
-        tools::output(Command::new("cargo").args(["update", "--workspace"]).current_dir(&folder))?;
         pack_ptx(&folder.join("crates/nvfp4_ptx/ptx"))?;
         let published = published(&folder)?;
         for package in published.iter().cloned().chain(PYTHON.map(|package| folder.join("python").join(package))) {

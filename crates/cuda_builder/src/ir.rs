@@ -5,9 +5,10 @@
 //!   the attribute again from functions that do not need it.
 //! * Every function gets the architecture, because LLVM inlines only between functions of the same target CPU. The
 //!   functions of `core` are compiled without one.
-//! * Names lose the crates' hashes, because the hashes depend on the location of the sources. Comments, checksums of
-//!   sources and source locations of inline assembly (`!srcloc`) are left out, because no pass reads them. Most kernels
-//!   then have the same IR in every checkout, and LLVM need not run again. rustc may still order functions by the hashes.
+//! * Names lose the crates' hashes, because the hashes of a crate outside the workspace depend on its location. Comments,
+//!   checksums of sources and source locations of inline assembly (`!srcloc`) are left out, because no pass reads them.
+//!   Kernels whose crates all lie in one workspace then have the same IR in every checkout, and LLVM need not run again.
+//!   For other kernels, rustc may order functions by the hashes.
 //! * The launch bounds that `#[kernel]` stores in a static become attributes of the kernel. `llc` turns the attributes
 //!   into `.maxntid`, `.minnctapersm` and `.reqnctapercluster`.
 //!

@@ -7,7 +7,12 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{Arch, CudaBuilder, Error, arch::ptx_version, builder::build_all, packages::packages};
+use crate::{
+    Arch, CudaBuilder, Error,
+    arch::ptx_version,
+    builder::build_all,
+    packages::{Packages, packages},
+};
 
 /// A kernel module: a cargo feature of its crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,8 +57,8 @@ impl KernelCrate {
         let path = manifest.parent().expect("a file's path has a parent folder").to_owned();
         let table_error = |reason: String| Error::Table { manifest: manifest.clone(), reason };
 
-        let packages = packages(&path)?;
-        let package = packages.iter().find(|package| package.manifest_path == manifest);
+        let Packages { local, lock } = packages(&path)?;
+        let package = local.iter().find(|package| package.manifest_path == manifest);
         let package = package.ok_or_else(|| table_error("cargo does not list this package".to_owned()))?;
         let table = package.metadata.as_ref().and_then(|metadata| metadata.kernels.as_ref());
         let table = table.ok_or_else(|| {
@@ -73,10 +78,10 @@ impl KernelCrate {
         }
 
         // cargo watches a folder recursively.
-        let sources = packages
+        let sources = local
             .iter()
             .flat_map(|package| [package.manifest_path.clone(), package.manifest_path.with_file_name("src")]);
-        let sources = sources.chain([path.join("Cargo.lock")]).collect();
+        let sources = sources.chain([lock]).collect();
         Ok(Self { path, kernels, sources })
     }
 

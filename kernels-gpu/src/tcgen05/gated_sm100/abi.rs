@@ -316,7 +316,7 @@ pub struct Instance {
     pub splits: u32,
     /// Whether the weights of the first stages are loaded before the wait for earlier grids, which write the tokens.
     pub early: bool,
-    /// Whether the CTAs of a pair report to each other by [releasing arrivals](crate::ring::Ring::releasing).
+    /// Whether the CTAs of a pair report to each other by releasing arrivals (`Ring::releasing`).
     pub releases: bool,
     /// Whether the scales of all k-blocks have the same columns of tensor memory. Copies then overwrite scales of MMAs
     /// that were issued before, without a wait for these MMAs.
