@@ -34,7 +34,7 @@ pub struct Program {
 pub struct Edit {
     /// The other program; relative to this file.
     pub of: PathBuf,
-    /// What the changes do.
+    /// Description of the changes.
     pub what: String,
     /// Replacements in the text.
     #[serde(default)]

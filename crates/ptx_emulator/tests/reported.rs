@@ -1,11 +1,12 @@
 //! Bugs of public kernels that others have reported. `tests/reported.json` lists the reports. Most have a small program of
 //! our own that does the same, in its mended form (`tests/reported/NAME.ptx`) and in its buggy form (`NAME_bug.json`, an
-//! edit of the mended one). `tests/suspected.json` is a list of suspected faults. The page `REPORTED.md` has the verdicts
-//! on both; `BLESS=1 cargo test` rewrites it, and the faults beside the programs.
+//! edit of the mended one). `tests/suspected.json` is a list of suspected faults. `tests/reported_gpu.json` records what a
+//! GPU and compute-sanitizer made of the programs (`tests/reported_on_a_gpu.py`). The page `REPORTED.md` has all verdicts;
+//! `BLESS=1 cargo test` rewrites it, and the faults beside the programs.
 
 mod verdicts;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -44,6 +45,112 @@ right memory there. Neither is the verdict of a GPU. The text of the list was at
 | item | what it says | machine | default | strict | mended | program | verdict |
 |---|---|---|---|---|---|---|---|
 ";
+
+const ON_A_GPU: &str = "
+Each program ran 22 times as it is, and once under each of racecheck, memcheck, synccheck and initcheck (`tests/reported_on_a_gpu.py`). Programs
+for `sm_100` and later do not run there. \"hang\" means that a run did not end within 30 seconds, or 90 with a tool; the tool says nothing
+then. A run on a GPU shows one order of events, so \"right\" does not mean that a program has no bug. Racecheck looks for hazards in shared
+memory, not for the order of asynchronous copies, proxies and tensor cores.
+";
+
+/// What a GPU and the tools of compute-sanitizer made of the programs.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OnAGpu {
+    gpu: String,
+    #[serde(rename = "compute-sanitizer")]
+    sanitizer: String,
+    programs: BTreeMap<PathBuf, Ran>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ran {
+    /// Runs by verdict, or an error.
+    gpu: BTreeMap<String, serde_json::Value>,
+    /// Tools that report something or hang.
+    tools: BTreeMap<String, Tool>,
+}
+
+/// Result of a tool.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tool {
+    #[serde(default)]
+    findings: u32,
+    first: Option<String>,
+    hang: Option<u32>,
+}
+
+impl Ran {
+    /// The runs without a tool.
+    fn alone(&self) -> String {
+        let of = |(verdict, number): (&String, &serde_json::Value)| match number {
+            serde_json::Value::String(error) => error.trim_matches('"').to_owned(),
+            _ if self.gpu.len() == 1 => verdict.clone(),
+            number => format!("{verdict} {number}"),
+        };
+        self.gpu.iter().map(of).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The tools with findings, each with its first finding.
+    fn found(&self) -> String {
+        let found = self.tools.iter().filter(|(_, tool)| tool.findings > 0);
+        let words = found.map(|(name, tool)| match tool.first.as_deref().unwrap_or_default() {
+            // The rest has addresses of instructions, which say nothing without the machine code.
+            race if race.starts_with("Race reported") => format!("{name}: race"),
+            first => format!("{name}: `{first}`"),
+        });
+        words.collect::<Vec<_>>().join("; ")
+    }
+
+    /// The tools that hang although the program alone does not.
+    fn hangs(&self) -> impl Iterator<Item = &String> {
+        let is_alone = self.gpu.contains_key("hang");
+        self.tools.iter().filter(move |(_, tool)| tool.hang.is_some() && !is_alone).map(|(name, _)| name)
+    }
+}
+
+/// The section on a GPU's verdicts. `found`: the buggy programs with a fault at default on every schedule.
+fn on_a_gpu(found: &BTreeSet<PathBuf>) -> String {
+    let OnAGpu { gpu, sanitizer, programs } = read("reported_gpu.json");
+    let reports = reports().into_iter().filter(|report| !report.unreported);
+    let pairs = reports.filter_map(|Report { report, programs: of, .. }| {
+        let of = of.filter(|of| of.iter().all(|path| programs.contains_key(path)))?;
+        Some((report, of))
+    });
+    let (mut rows, mut counts) = (String::new(), [0; 5]);
+    for (report, [mended, buggy]) in pairs {
+        let [of_mended, of_buggy] = [&mended, &buggy].map(|path| &programs[path]);
+        let [alone, right] = [of_buggy, of_mended].map(Ran::alone);
+        assert_eq!(right, "right", "{}", mended.display());
+        let mut tools = [of_buggy, of_mended].map(Ran::found);
+        let hanging: Vec<_> = of_buggy.hangs().map(|tool| format!("{tool} hangs")).collect();
+        let is_named = [found.contains(&buggy), !tools[0].is_empty(), !tools[1].is_empty()];
+        for (count, is) in counts.iter_mut().zip([true, alone == "right"].into_iter().chain(is_named)) {
+            *count += usize::from(is);
+        }
+        if !hanging.is_empty() {
+            tools[0] = [tools[0].clone(), hanging.join(", ")]
+                .into_iter()
+                .filter(|text| !text.is_empty())
+                .collect::<Vec<_>>()
+                .join("; ");
+        }
+        let [buggy_tools, mended_tools] = tools.map(|text| if text.is_empty() { "–".to_owned() } else { text });
+        writeln!(rows, "| {report} | `{}` | {alone} | {buggy_tools} | {mended_tools} |", buggy.display()).unwrap();
+    }
+    let [all, right, emulator, tools, alarms] = counts;
+    format!(
+        "\n## On a GPU\n\n{gpu}; compute-sanitizer {sanitizer}.{ON_A_GPU}\n| reports with programs that the GPU runs | {all} |\n|---|---|\n\
+         | the emulator has a fault at default on every schedule | {emulator} |\n\
+         | a tool reports something | {tools} |\n\
+         | the buggy program is right in all 22 runs | {right} |\n\
+         | the mended program is right in all 22 runs | {all} |\n\
+         | a tool reports something about the mended program | {alarms} |\n\n\
+         | report | buggy program | alone | with a tool | mended program with a tool |\n|---|---|---|---|---|\n{rows}"
+    )
+}
 
 /// An item of a list of suspected faults.
 #[derive(Deserialize)]
@@ -137,7 +244,7 @@ fn suspected() -> String {
 fn page() -> String {
     let mut rows = String::new();
     let (mut left, mut notes) = (String::new(), String::new());
-    let (mut run, mut found, mut somewhere, mut by_explore, mut stopped) = (0, 0, 0, 0, 0);
+    let (mut run, mut found, mut somewhere, mut by_explore, mut stopped) = (0, BTreeSet::new(), 0, 0, 0);
     for Report { report, bug, programs, left: reason, note, fair_only, explored, unreported } in reports() {
         let Some(programs) = programs else {
             writeln!(left, "| {report} | {bug} | {} |", reason.expect("a report without programs says why")).unwrap();
@@ -157,7 +264,9 @@ fn page() -> String {
         }
         if !unreported {
             run += 1;
-            found += usize::from(default.keys().all(|verdict| is_fault(verdict)));
+            if default.keys().all(|verdict| is_fault(verdict)) {
+                found.insert(programs[1].clone());
+            }
             let is_somewhere =
                 [&machine, &default, &strict].iter().any(|each| each.keys().any(|verdict| is_fault(verdict)));
             somewhere += usize::from(is_somewhere);
@@ -177,7 +286,7 @@ fn page() -> String {
     writeln!(page, "\n| reports | number |\n|---|---|").unwrap();
     writeln!(page, "| in the list | {} |", reports().iter().filter(|report| !report.unreported).count()).unwrap();
     writeln!(page, "| with programs | {run} |").unwrap();
-    writeln!(page, "| a fault at default on every schedule | {found} |").unwrap();
+    writeln!(page, "| a fault at default on every schedule | {} |", found.len()).unwrap();
     writeln!(page, "| a fault at some level on some schedule | {somewhere} |").unwrap();
     writeln!(page, "| found by `explore` in addition | {by_explore} |").unwrap();
     writeln!(page, "| found by a schedule or by `explore` | {} |", somewhere + by_explore).unwrap();
@@ -191,6 +300,7 @@ fn page() -> String {
         page.push_str("\n## Not run\n\n| report | bug | why |\n|---|---|---|\n");
         page.push_str(&left);
     }
+    page.push_str(&on_a_gpu(&found));
     page.push_str(&suspected());
     page
 }

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::config::order::{Agent, Order};
 use crate::machine::footprint::{Dependence, Footprint};
 
-/// What chooses the agent of each step.
+/// Chooses the agent of each step.
 pub trait Guide {
     /// The next agent, one of `enabled`. `None`: the run is given up.
     fn choose(&mut self, enabled: &[Agent]) -> Option<Agent>;

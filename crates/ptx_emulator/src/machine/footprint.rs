@@ -1,4 +1,4 @@
-//! What a step of a warp or of an asynchronous operation reads and changes. Two steps with footprints that do not
+//! Footprints: the objects that a step of a warp or of an asynchronous operation reads and changes. Two steps with footprints that do not
 //! conflict give the same result in both orders.
 
 /// Something that steps of several agents share. Numbers of clusters are numbers in the grid.
@@ -68,7 +68,7 @@ impl Arriving {
     }
 }
 
-/// What of an access a step makes. An asynchronous operation is checked for races when it is issued, and moves its data
+/// Part of an access that a step makes. An asynchronous operation is checked for races when it is issued, and moves its data
 /// when it completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {

@@ -13,7 +13,7 @@ use crate::config::fault::{FaultKind, Stop};
 use crate::operand::{Address, Dst, PredicateDst, PredicateSrc, Row, SPREAD, Src, lanes};
 use crate::types::Space;
 
-/// What left a value undefined. The value becomes a fault at its first use in an address or a branch. Shipped kernels
+/// Origin of an undefined value. The value becomes a fault at its first use in an address or a branch. Shipped kernels
 /// produce such values in lanes whose results they drop.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
@@ -176,9 +176,9 @@ pub struct Warp {
     pub tmem_stores: Vec<(u64, Option<Agent>)>,
     /// Knowledge of tensor memory at the warp's last `tcgen05.fence::after_thread_sync`.
     pub tmem_view: Shared,
-    /// What the warp's own `tcgen05` operations did.
+    /// Knowledge of the warp's own `tcgen05` operations.
     pub tmem_known: Shared,
-    /// What it polls and has not used yet.
+    /// Results of `mbarrier.try_wait` that no instruction has used yet.
     pub polls: Vec<Poll>,
     /// Matrix instructions in flight, and when each register was last written (empty if the kernel has none).
     pub wgmma: WgmmaGroups,

@@ -55,7 +55,7 @@ pub struct Cluster<'a> {
     stuck: bool,
     /// Clock at which the time limit is looked at next.
     limit_at: u64,
-    /// What an explorer of orders keeps.
+    /// Record of the steps, for an explorer of orders.
     pub(super) steps: Steps,
 }
 

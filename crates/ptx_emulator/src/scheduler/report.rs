@@ -85,7 +85,7 @@ impl<'k> Cluster<'k> {
         warps.flat_map(|w| w.fragments.iter().map(move |f| (w, f)))
     }
 
-    /// What the cluster's threads repeat or wait for. Adds the spaces that they read to `read`.
+    /// Describes the loops and waits of the cluster's threads. Adds the spaces that they read to `read`.
     fn parties(&self, read: &mut Vec<Space>) -> Vec<Party> {
         let mut parties: Vec<Party> = self.repeating().map(|(w, f)| self.repeated(w, f, read)).collect();
         let waiting = self.waiting().into_iter().filter(|(w, ..)| !self.stall.repeats(w.index as usize));
@@ -108,7 +108,7 @@ impl<'k> Cluster<'k> {
         }
     }
 
-    /// What a fragment of a warp repeats. Adds the spaces that it reads to `read`.
+    /// Describes the loop of a fragment of a warp. Adds the spaces that it reads to `read`.
     fn repeated(&self, w: &Warp, f: &Fragment, read: &mut Vec<Space>) -> Party {
         let kernel = self.kernel;
         let who = self.name(w, f);

@@ -39,7 +39,7 @@ struct Watch {
     renewal: u64,
     /// Instructions that the warp has come to since the state was taken.
     instructions: BTreeSet<u32>,
-    /// What decides their course, and the number of instructions that this was found for.
+    /// Registers that decide the course of these instructions, and the number of instructions that they were found for.
     decisive: Decisive,
     decisive_for: usize,
     /// Whether the state has come again.
@@ -54,8 +54,8 @@ pub(super) struct Decisive {
 }
 
 impl Decisive {
-    /// What decides the course of a loop of these instructions. A call passes values that its [`Uses`](crate::code::Uses)
-    /// do not list, so with a call everything decides.
+    /// Returns the registers and predicates that decide the course of a loop of these instructions. A call passes values
+    /// that its [`Uses`](crate::code::Uses) do not list, so with a call all registers decide.
     pub(super) fn of(kernel: &Kernel, loop_body: &BTreeSet<u32>) -> Decisive {
         if loop_body.iter().any(|&pc| kernel.code[pc as usize].name.starts_with("call")) {
             return Decisive {

@@ -1,4 +1,4 @@
-//! What an explorer of orders keeps about a cluster.
+//! Record of a cluster's steps, for an explorer of orders.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use crate::machine::footprint::Footprint;
 use crate::machine::warp::State;
 
-/// What an explorer keeps about a cluster.
+/// Record of a cluster's steps.
 #[derive(Default)]
 pub struct Steps {
     /// Warps that repeat a loop which only reads, or poll in vain, with what they read.
@@ -18,7 +18,7 @@ pub struct Steps {
     pub issued: FxHashMap<u32, u32>,
     /// Warp of each operation, and the operation's number among the warp's operations.
     pub names: FxHashMap<u64, (u32, u32)>,
-    /// What operations in flight will touch, as far as it is known at their issue.
+    /// Footprints of operations in flight, as far as they are known at the issue.
     pub claims: FxHashMap<u64, Footprint>,
     /// Number of the last operation with a name.
     pub last: u64,
