@@ -33,7 +33,7 @@ from kernels import Kernels
 from layer_inputs import Step, Weights, layer_error
 from layers import MODELS, NVFP4, ROUTINGS, TOKENS, Model, Point, draw, points
 from measure import WARM_UP, Contender, alternate, captured, conditions, copy_rate, f16_rate, fastest, summary
-from peers import Unavailable, layer_humming, layer_marlin, layer_scaled, layer_torch, vllm
+from peers import LayerPeer, Unavailable, layer_humming, layer_marlin, layer_scaled, layer_torch, vllm
 
 PEERS = ("marlin", "humming", "torch", "compiled", "scaled")
 # The copies of all experts that a point hits are at least this many times as large as the L2 cache.
@@ -55,7 +55,7 @@ class Peers:
     def __init__(self, model: Model, of: list[Point], names: list[str], rotate_bytes: int) -> None:
         self.rotate_bytes = rotate_bytes
         self.weights = Weights(model)
-        self.layers: dict[str, Any] = {}
+        self.layers: dict[str, LayerPeer] = {}
         self.missing: dict[str, str] = {}
 
         def copies(element: float) -> int:
@@ -66,7 +66,7 @@ class Peers:
             layer.compile(model, sorted({point.tokens for point in of}))
             return layer
 
-        makers: dict[str, Callable[[], Any]] = {
+        makers: dict[str, Callable[[], LayerPeer]] = {
             "marlin": lambda: layer_marlin.Layer(self.weights, copies(layer_marlin.ELEMENT)),
             "humming": humming,
             "torch": lambda: layer_torch.Eager(self.weights, copies(layer_torch.ELEMENT)),

@@ -28,10 +28,10 @@ import report
 from inputs import Inputs, Problem
 from kernels import Kernels
 from measure import WARM_UP, Contender, alternate, conditions, copy_rate, f16_rate, relative_error, summary
-from peers import Unavailable, humming_wgmma, marlin, torch_bf16, torch_fp8, triton_decode
+from peers import Peer, Unavailable, humming_wgmma, marlin, torch_bf16, torch_fp8, triton_decode
 
 KERNELS = [report.KERNEL, report.KERNEL_GRAPH, "gated_simt"]
-PEERS = {
+PEERS: dict[str, Peer] = {
     "torch bf16": torch_bf16,
     report.OTHER_CHECKPOINT: torch_fp8,
     "triton": triton_decode,
