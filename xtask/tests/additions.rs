@@ -39,13 +39,12 @@ fn copy_ptx(from: &Path, to: &Path) {
 
 /// Names of the workspace's packages.
 fn packages(root: &Path) -> Vec<String> {
-    let folders = ["host", "xtask", "benches", "tests", "c"].map(|folder| root.join(folder));
-    let crates = fs::read_dir(root.join("crates")).unwrap().map(|entry| entry.unwrap().path());
-    let name = |folder: PathBuf| {
-        let manifest = fs::read_to_string(folder.join("Cargo.toml")).ok()?;
-        manifest.lines().find_map(|line| Some(line.strip_prefix("name = \"")?.trim_end_matches('"').to_owned()))
-    };
-    folders.into_iter().chain(crates).filter_map(name).collect()
+    let metadata = ["metadata", "--no-deps", "--format-version=1", "--offline"];
+    let output = Command::new(env!("CARGO")).args(metadata).current_dir(root).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap().iter();
+    packages.map(|package| package["name"].as_str().unwrap().to_owned()).collect()
 }
 
 /// Links the compiled dependencies of a target folder into another one. Both folders can share the files, because cargo

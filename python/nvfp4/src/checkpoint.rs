@@ -47,7 +47,8 @@ fn bytes<'py, T: bytemuck::NoUninit>(py: Python<'py>, numbers: &[T]) -> Bound<'p
 
 /// The router: matrix, bias, norm, gate of the shared expert, factors, and the arguments of `nvfp4.route`.
 fn router<'py>(py: Python<'py>, layer: &MoeLayer<'_>) -> PyResult<Bound<'py, PyDict>> {
-    let LayerRouter { matrix, bias, norm: of_tokens, shared_gate, shared_factor, rule, factor, transform } = &layer.router;
+    let LayerRouter { matrix, bias, norm: of_tokens, shared_gate, shared_factor, rule, factor, transform } =
+        &layer.router;
     let parts = PyDict::new(py);
     parts.set_item("matrix", bytes(py, matrix))?;
     parts.set_item("logit_bias", bytes(py, bias))?;
