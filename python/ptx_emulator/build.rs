@@ -1,6 +1,7 @@
 //! Builds the libraries and the command that the wheel contains, and puts them into the Python package's `lib`.
 //!
-//! They are products of the surrounding workspace, which Cargo cannot name as dependencies of a library.
+//! They are products of the surrounding workspace, which Cargo cannot name as dependencies of a library. If the variable
+//! `PTX_EMULATOR_BUILT` names a folder, they are copied from there.
 
 use std::env;
 use std::fs;
@@ -30,9 +31,20 @@ fn main() {
     }
     println!("cargo::rerun-if-changed=../../Cargo.lock");
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed=PTX_EMULATOR_BUILT");
     let to = Path::new("python/ptx_emulator/lib");
     FILES.iter().for_each(|(_, name)| println!("cargo::rerun-if-changed={}", to.join(name).display()));
 
+    let folder = env::var_os("PTX_EMULATOR_BUILT").map_or_else(|| build(workspace), PathBuf::from);
+    fs::create_dir_all(to).expect("cannot create the folder of the libraries");
+    for (built, name) in FILES {
+        let (from, to) = (folder.join(built), to.join(name));
+        fs::copy(&from, &to).unwrap_or_else(|error| panic!("copying {} to {}: {error}", from.display(), to.display()));
+    }
+}
+
+/// Builds the files, and returns their folder.
+fn build(workspace: &Path) -> PathBuf {
     let (target, folder) = (variable("TARGET"), variable("OUT_DIR").join("target"));
     let mut cargo = Command::new(variable("CARGO"));
     // What belongs to the build of the module, such as clippy's wrapper of the compiler, is not for the libraries.
@@ -46,10 +58,5 @@ fn main() {
     });
     let status = cargo.status().expect("cannot run cargo");
     assert!(status.success(), "building the libraries failed; see the messages above");
-
-    fs::create_dir_all(to).expect("cannot create the folder of the libraries");
-    for (built, name) in FILES {
-        let (from, to) = (folder.join(&target).join("release").join(built), to.join(name));
-        fs::copy(&from, &to).unwrap_or_else(|error| panic!("copying {} to {}: {error}", from.display(), to.display()));
-    }
+    folder.join(&target).join("release")
 }
