@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// Copies the sources below a folder. `unless_same`: copies only files that differ, so that cargo rebuilds only what
