@@ -99,21 +99,18 @@ fn sum_of_numbers(a: &Factors, b: &Factors) -> f32 {
     fn steps(factors: &[f32]) -> &[[f32; STEP]] {
         factors.as_chunks().0
     }
-    let [a_numbers, a_powers, b_numbers, b_powers] =
-        [&a.numbers, &a.powers, &b.numbers, &b.powers].map(|all| steps(all));
-    let mut sum = 0.0;
-    // A loop: an iterator's `fold` would be a function of its own, without the caller's instruction set.
-    for step in 0..a_numbers.len() {
+    let numbers = steps(&a.numbers).iter().zip(steps(&b.numbers));
+    let powers = steps(&a.powers).iter().zip(steps(&b.powers));
+    numbers.zip(powers).fold(0.0, |sum, ((a, b), (a_powers, b_powers))| {
         let (mut products, mut largest) = ([0.0; STEP], [0f32; 8]);
         for i in 0..STEP {
-            products[i] = a_numbers[step][i] * b_numbers[step][i];
-            let power = a_powers[step][i] * b_powers[step][i];
+            products[i] = a[i] * b[i];
+            let power = a_powers[i] * b_powers[i];
             largest[i % 8] = if power > largest[i % 8] { power } else { largest[i % 8] };
         }
         let largest = largest.into_iter().fold(power(sum), f32::max);
-        sum = if largest == 0.0 { 0.0 } else { add(sum, &products, largest) };
-    }
-    sum
+        if largest == 0.0 { 0.0 } else { add(sum, &products, largest) }
+    })
 }
 
 /// Adds one step; `largest` is the power of two with the largest exponent, at least 2⁻²⁵.
