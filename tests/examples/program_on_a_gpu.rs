@@ -4,7 +4,8 @@
 //! program_on_a_gpu crates/ptx_emulator/tests/reported/cutlass_1094_bug.json 22
 //! ```
 //!
-//! Prints one line of JSON: how often memory was right and wrong, and the error that ended the runs, if one did.
+//! Prints one line of JSON: the number of runs with right memory, the number of runs with wrong memory, and the error that
+//! ended the runs (`null`: no error).
 
 use std::path::Path;
 

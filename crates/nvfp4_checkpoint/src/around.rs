@@ -1,6 +1,6 @@
 //! What some models have around the routed experts of a layer: norms and projections before and behind the experts, a
-//! branch beside them whose output is added, and identity experts, which add the token times their weight (LongCat-Flash). The host computes norms, projections and the sum; the experts and the branch
-//! are layers of their own. Where norms belong to single branches, the router has a norm of its own too.
+//! branch beside them whose output is added, and identity experts, which add the token times their weight (LongCat-Flash).
+//! The host computes norms, projections and the sum; the experts and the branch are layers of their own. Where norms belong to single branches, the router has a norm of its own too.
 //!
 //! | family | before the experts | behind the experts | branch beside them |
 //! |---|---|---|---|
@@ -113,7 +113,7 @@ pub(super) struct Surroundings {
 }
 
 impl Surroundings {
-    /// No norm or projection around the experts of the block with this path. Something is added to their output.
+    /// Surroundings without norms and projections: the layer only adds something to the output of the block's experts.
     pub(super) fn alone(path: String) -> Self {
         Self { family: &ALONE, path, tensors: Vec::new() }
     }

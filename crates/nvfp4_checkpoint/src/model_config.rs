@@ -131,8 +131,8 @@ impl ModelConfig {
         said.filter(|(_, number)| *number > 0)
     }
 
-    /// Returns the factor of the routed and of the shared experts' output, in a layer that has both: 1 for their sum, ½ for their
-    /// average (Cohere).
+    /// Returns the factor of both outputs in a layer with routed and shared experts: 1 if the layer adds the outputs, ½ if it
+    /// averages them (Cohere).
     ///
     /// # Errors
     /// Returns an error if the configuration names another combination.

@@ -46,7 +46,7 @@ const EXPERT_SCALE: &str = "per_expert_scale";
 pub struct MoeLayer<'a> {
     /// Routed experts. If [`Self::around`] is `None`, the shared expert too.
     pub weights: MoeWeights<'a>,
-    /// Norms and projections around the experts, and what is added to their output (Nemotron 3, Kimi-K3, Gemma 4,
+    /// Norms and projections around the experts, and the summands beside their output (Nemotron 3, Kimi-K3, Gemma 4,
     /// LongCat-Flash).
     pub around: Option<Around<'a>>,
     /// Router of the layer.
@@ -87,7 +87,7 @@ struct Plan<'b, 'n> {
     /// Norms and projections around the routed experts.
     around: Option<Surroundings>,
     rule: RouterRule,
-    /// Factor of the routed and of the shared experts' output.
+    /// Factor of both outputs, of the routed and the shared experts.
     shared_factor: f32,
     tensors: LayerTensors,
 }

@@ -47,7 +47,7 @@ right memory there. Neither is the verdict of a GPU. The text of the list was at
 ";
 
 const ON_A_GPU: &str = "
-Each program ran 22 times as it is, and once under each of racecheck, memcheck, synccheck and initcheck (`tests/reported_on_a_gpu.py`). Programs
+Each program ran 22 times without a tool, and once with each of racecheck, memcheck, synccheck and initcheck (`tests/reported_on_a_gpu.py`). Programs
 for `sm_100` and later do not run there. \"hang\" means that a run did not end within 30 seconds, or 90 with a tool; the tool says nothing
 then. A run on a GPU shows one order of events, so \"right\" does not mean that a program has no bug. Racecheck looks for hazards in shared
 memory, not for the order of asynchronous copies, proxies and tensor cores.
@@ -94,20 +94,21 @@ impl Ran {
     }
 
     /// The tools with findings, each with its first finding.
-    fn found(&self) -> String {
+    fn found(&self) -> Vec<String> {
         let found = self.tools.iter().filter(|(_, tool)| tool.findings > 0);
         let words = found.map(|(name, tool)| match tool.first.as_deref().unwrap_or_default() {
             // The rest has addresses of instructions, which say nothing without the machine code.
             race if race.starts_with("Race reported") => format!("{name}: race"),
             first => format!("{name}: `{first}`"),
         });
-        words.collect::<Vec<_>>().join("; ")
+        words.collect()
     }
 
-    /// The tools that hang although the program alone does not.
-    fn hangs(&self) -> impl Iterator<Item = &String> {
-        let is_alone = self.gpu.contains_key("hang");
-        self.tools.iter().filter(move |(_, tool)| tool.hang.is_some() && !is_alone).map(|(name, _)| name)
+    /// The tools that hang although the program alone does not. `None`: no tool.
+    fn hangs(&self) -> Option<String> {
+        let is_hanging = |tool: &Tool| tool.hang.is_some() && !self.gpu.contains_key("hang");
+        let hanging = self.tools.iter().filter(|(_, tool)| is_hanging(tool)).map(|(name, _)| format!("{name} hangs"));
+        Some(hanging.collect::<Vec<_>>().join(", ")).filter(|hanging| !hanging.is_empty())
     }
 }
 
@@ -124,20 +125,14 @@ fn on_a_gpu(found: &BTreeSet<PathBuf>) -> String {
         let [of_mended, of_buggy] = [&mended, &buggy].map(|path| &programs[path]);
         let [alone, right] = [of_buggy, of_mended].map(Ran::alone);
         assert_eq!(right, "right", "{}", mended.display());
-        let mut tools = [of_buggy, of_mended].map(Ran::found);
-        let hanging: Vec<_> = of_buggy.hangs().map(|tool| format!("{tool} hangs")).collect();
-        let is_named = [found.contains(&buggy), !tools[0].is_empty(), !tools[1].is_empty()];
+        let [mut of_tools, alarms] = [of_buggy, of_mended].map(Ran::found);
+        let is_named = [found.contains(&buggy), !of_tools.is_empty(), !alarms.is_empty()];
         for (count, is) in counts.iter_mut().zip([true, alone == "right"].into_iter().chain(is_named)) {
             *count += usize::from(is);
         }
-        if !hanging.is_empty() {
-            tools[0] = [tools[0].clone(), hanging.join(", ")]
-                .into_iter()
-                .filter(|text| !text.is_empty())
-                .collect::<Vec<_>>()
-                .join("; ");
-        }
-        let [buggy_tools, mended_tools] = tools.map(|text| if text.is_empty() { "–".to_owned() } else { text });
+        of_tools.extend(of_buggy.hangs());
+        let cell = |words: Vec<String>| if words.is_empty() { "–".to_owned() } else { words.join("; ") };
+        let [buggy_tools, mended_tools] = [of_tools, alarms].map(cell);
         writeln!(rows, "| {report} | `{}` | {alone} | {buggy_tools} | {mended_tools} |", buggy.display()).unwrap();
     }
     let [all, right, emulator, tools, alarms] = counts;

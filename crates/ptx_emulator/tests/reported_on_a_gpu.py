@@ -4,7 +4,7 @@
     cargo build -p nvfp4-tests --example program_on_a_gpu
     reported_on_a_gpu.py target/debug/examples/program_on_a_gpu OUT.json
 
-Each program runs 22 times as it is, and once under each tool. A run that takes longer than a limit counts as a hang. Programs whose
+Each program runs 22 times without a tool, and once with each tool. A run that takes longer than a limit counts as a hang. Programs whose
 `.target` does not run on the GPU are left out. `tests/reported_gpu.json` is a record, which REPORTED.md shows.
 """
 

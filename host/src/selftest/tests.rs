@@ -421,8 +421,8 @@ fn check_plan_without(entry: &str, subject: Subject, parts: &[&Part], judged: &m
     is_replaced
 }
 
-/// `true` if the environment variable `NVFP4_FULL_TESTS` is set. Reduced tests launch parts without the first and without the
-/// last instance of a subject; for other instances, they only look at the plan.
+/// `true` if the environment variable `NVFP4_FULL_TESTS` is set. The tests then launch parts again without each failed instance.
+/// Otherwise, they do so for the first and the last instance of a subject, and only ask the plan about the other instances.
 fn is_full() -> bool {
     env::var_os("NVFP4_FULL_TESTS").is_some()
 }

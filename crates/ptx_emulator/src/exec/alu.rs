@@ -86,7 +86,7 @@ fn part(i: &Parsed<'_>, ty: Type) -> impl Fn(i128) -> u64 + Send + Sync + Copy +
     move |p| (p >> shift) as u64 & (u64::MAX >> (64 - width))
 }
 
-/// Returns the part of the product that an instruction returns.
+/// Returns the part of the product that an instruction writes.
 fn part_of(i: &Parsed<'_>) -> Part {
     match i.one_of(&["hi", "lo"]) {
         Some("hi") => Part::High,

@@ -71,7 +71,7 @@ pub fn sum<const N: usize>(i: &mut Parsed<'_>, d: Dst, sources: [Src; N], ty: Ty
     });
 }
 
-/// Part of an integer product that an instruction returns.
+/// Part of an integer product that an instruction writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// The lower bits.

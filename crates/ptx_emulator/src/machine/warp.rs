@@ -176,7 +176,7 @@ pub struct Warp {
     pub tmem_stores: Vec<(u64, Option<Agent>)>,
     /// Knowledge of tensor memory at the warp's last `tcgen05.fence::after_thread_sync`.
     pub tmem_view: Shared,
-    /// Knowledge of the warp's own `tcgen05` operations.
+    /// The race detector's knowledge of the warp's own `tcgen05` operations.
     pub tmem_known: Shared,
     /// Results of `mbarrier.try_wait` that no instruction has used yet.
     pub polls: Vec<Poll>,

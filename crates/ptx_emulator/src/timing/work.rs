@@ -8,9 +8,9 @@ pub type Range = (u64, u32);
 pub enum Fence {
     /// Before an arrival that releases to the cluster: MEMBAR.ALL.GPU. The arrival takes longer than the fence alone.
     Cluster,
-    /// Before a release to the GPU, and for a fence of the cluster or the GPU: MEMBAR.ALL.GPU.
+    /// MEMBAR.ALL.GPU: a fence of the cluster or the GPU, or the fence before a release to the GPU.
     Gpu,
-    /// Before a release to the system, and for a fence of the system: MEMBAR.ALL.SYS.
+    /// MEMBAR.ALL.SYS: a fence of the system, or the fence before a release to the system.
     System,
 }
 

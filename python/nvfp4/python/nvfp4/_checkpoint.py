@@ -16,8 +16,8 @@ class MoeBlock(torch.nn.Module):
 
     The experts and the branch beside them are :class:`Moe`. PyTorch computes the router's logits, norms and projections on the tokens'
     device: latent experts of Nemotron 3 and Kimi-K3, norms and the dense branch of Gemma 4, identity experts of LongCat-Flash, and a
-    shared expert or dense branch that is not NVFP4 (floats, FP8). ``nvfp4 run --op moe`` computes the same layer. The numbers of norms and of the router are float32; a projection has
-    the token type if this type holds its numbers.
+    shared expert or dense branch that is not NVFP4 (floats, FP8). ``nvfp4 run --op moe`` computes the same layer. The numbers of norms and of
+    the router are float32; a projection has the token type if this type holds its numbers.
 
     :param path: a folder with ``config.json`` and safetensors files.
     :param layer: number of the layer.
